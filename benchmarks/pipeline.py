@@ -19,8 +19,8 @@ from benchmarks.compare import Row, one_thread, pairs, processor_seconds
 from benchmarks.training import Step
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.automatic import automatic
-from manyranks.parallel.pipeline.program import Times, bubble, paced, program, timeline
-from manyranks.parallel.pipeline.runtime import Pipeline
+from manyranks.parallel.pipeline.program import Times, bubble, program, timeline
+from manyranks.parallel.pipeline.runtime import Pipeline, paced
 from manyranks.parallel.pipeline.schedules import Action, Schedule
 from manyranks.parallel.pipeline.split import Stage, split
 from manyranks.parallel.pipeline.split_backward import SplitBackward

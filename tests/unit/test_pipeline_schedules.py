@@ -2,6 +2,8 @@
 
 import inspect
 import re
+from collections import Counter
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from manyranks.parallel.pipeline import schedules
+from manyranks.parallel.pipeline.dualpipe import dualpipe
 from manyranks.parallel.pipeline.program import Times, bubble, in_flight, program
 from manyranks.parallel.pipeline.schedules import PARTS, Action, Pair, Schedule, singles
 from manyranks.parallel.pipeline.verify import peaks, verify
@@ -337,3 +340,57 @@ def test_pytorch_s_runtime_loads_every_table_and_finds_the_messages(name, p, tmp
         runtime = torch_schedules._PipelineScheduleRuntime(local_stages(schedule.placement), m)
         runtime._load_csv(str(file))
         assert runtime.stage_index_to_group_rank == dict(enumerate(schedule.placement))
+
+
+# DualPipe: each stage twice, the micro-batches from both ends
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 8])
+def test_dualpipe_can_run_with_any_number_of_micro_batches_and_has_the_published_bubble_and_memory(p):
+    for m in range(1, 4 * p + 2):
+        schedule = dualpipe(p, m)
+        verify(schedule)
+        for rank, stage in product(range(p), range(p)):
+            done = [a.microbatch for a in schedule.actions(rank) if a.stage == stage and a.kind == "F"]
+            half = {rank: range((m + 1) // 2), p - 1 - rank: range((m + 1) // 2, m)}
+            assert done == [*half.get(stage, ())]
+        if m >= theory.fewest("dualpipe", p):
+            assert span_bubble(schedule) == theory.bubble("dualpipe", p, m)
+            assert peaks(schedule) == (p + 1,) * p == (theory.in_flight("dualpipe", p, m),) * p
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 8])
+def test_what_dualpipe_s_pairs_hide_shortens_its_bubble_as_the_report_s_formula_says_or_more(p):
+    for m, pair in product((2 * p, 2 * p + 2, 4 * p), (0.9, 0.75)):
+        found, closed = span_bubble(dualpipe(p, m), Times(pair=pair)), theory.bubble("dualpipe", p, m, FB=3 * pair)
+        assert found == pytest.approx(closed) if p <= 4 else found < closed
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 8), (4, 10), (8, 17)])
+def test_of_two_mirrored_ranks_of_dualpipe_one_does_what_the_other_does_at_the_same_time(p, m):
+    timeline, schedule = replayed(dualpipe(p, 2 * m), bytes=1), dualpipe(p, 2 * m)
+    for rank in range(p // 2):
+        mirrored = [a._replace(microbatch=(a.microbatch + m) % (2 * m)) for a in schedule.actions(p - 1 - rank)]
+        assert list(schedule.actions(rank)) == mirrored
+        times = [[span[3:] for span in timeline.of(r, COMPUTE)] for r in (rank, p - 1 - rank)]
+        assert times[0] == times[1]
+        often = theory.dualpipe_actions(p, 2 * m, rank) if 2 * m >= 2 * p else None
+        pairs = Counter(item.forward.stage for item in schedule.ranks[rank] if isinstance(item, Pair))
+        assert often is None or (pairs[rank], pairs[p - 1 - rank]) == often.pairs
+
+
+@pytest.mark.parametrize(("p", "m", "said"), [(3, 8, "p=3: two ranks share .* give an even p"), (4, 0, "m=0: must be a whole")])
+def test_a_dualpipe_that_cannot_be_is_refused(p, m, said):
+    with pytest.raises(ValueError, match=said):
+        dualpipe(p, m)
+
+
+def test_a_table_of_dualpipe_that_deadlocks_is_refused():
+    schedule = dualpipe(4, 8)
+    rows = [list(row) for row in schedule.ranks]
+    rows[0][0], rows[0][1] = rows[0][1], rows[0][0]
+    with pytest.raises(ValueError, match=r"^dualpipe, rank 1, position 0: deadlock: F0 of stage 1 waits for F0 of stage 0"):
+        verify(replace(schedule, ranks=tuple(map(tuple, rows))))
+    rows = [*schedule.ranks[:3], schedule.ranks[3][:-1]]
+    with pytest.raises(ValueError, match=r"^dualpipe, rank 3, position \d+: W7 of stage 0 is missing"):
+        verify(replace(schedule, ranks=tuple(rows)))

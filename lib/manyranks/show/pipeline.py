@@ -145,7 +145,7 @@ def _boxes(schedule: Schedule) -> np.recarray:
     """Run's boxes without times, but with those spans that have them, which the halves of a Pair share."""
     rows: list[tuple] = []
     for rank, items in enumerate(schedule.ranks):
-        own, top = [stage for stage, owner in enumerate(schedule.placement) if owner == rank], rank + (1 - gantt.BAND) / 2
+        own, top = schedule.stages_of(rank), rank + (1 - gantt.BAND) / 2
         counts = verify.held(schedule, rank)
         for item in items:
             first, last = len(rows), len(rows) + len(singles(item)) - 1

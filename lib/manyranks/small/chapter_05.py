@@ -71,8 +71,7 @@ def _first_step(schedule: Schedule, takes: dict[str, float]) -> None:
     takes: kind of an action -> how many times _UNIT of FLOPs.
     """
     torch.manual_seed(0)
-    own = [stage for stage, owner in enumerate(schedule.placement) if owner == dist.get_rank()]
-    layers = {stage: nn.Linear(_WIDTH, _WIDTH, bias=False) for stage in own}
+    layers = {stage: nn.Linear(_WIDTH, _WIDTH, bias=False) for stage in schedule.stages_of(dist.get_rank())}
     stages = {s: layer if s else nn.Sequential(nn.Embedding(2, _WIDTH), layer) for s, layer in layers.items()}
     _kept["pipeline"] = Pipeline(stages, schedule, loss=F.mse_loss, pace=partial(_besides, takes))
     _step()

@@ -2,6 +2,9 @@ from . import (
     automatic as automatic,
 )
 from . import (
+    dualpipe as dualpipe,
+)
+from . import (
     program as program,
 )
 from . import (

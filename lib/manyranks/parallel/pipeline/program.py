@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
 from math import inf
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
     INPUT,
-    KINDS,
     NEEDS,
     WEIGHT,
     Action,
@@ -129,42 +127,27 @@ def in_flight(schedule: Schedule, timeline: Timeline, rank: int) -> list[tuple[f
 
 
 def _instructions(schedule: Schedule, rank: int, bytes: float) -> tuple[Instruction, ...]:
-    stages = [stage for stage, owner in enumerate(schedule.placement) if owner == rank]
-    own = list(product(KINDS, stages))
-    receives = {step: tuple(_receives(schedule, *step, bytes)) for step in own}
-    sends = {step: tuple(_sends(schedule, *step, bytes)) for step in own}
     instructions: list[Instruction] = []
     for item in schedule.ranks[rank]:
         actions = singles(item)
-        for kind, stage, _ in actions:
-            instructions += receives[kind, stage]
+        for kind, stage, i in actions:
+            for needed, offset in NEEDS[kind]:
+                if (source := _rank_of(schedule, stage + offset, i)) not in (None, rank):
+                    instructions.append(Recv(source, bytes, tag=(needed, stage + offset)))
         for kind, stage, i in actions:
             work = ActionWork(kind, stage, paired=len(actions) == 2)
             instructions.append(Compute(f"{kind}{i}", work))
-        for kind, stage, _ in actions:
-            instructions += sends[kind, stage]
+        for kind, stage, i in actions:
+            given, offset = (FORWARD, +1) if kind == FORWARD else (INPUT, -1)
+            to = None if kind == WEIGHT else _rank_of(schedule, stage + offset, i)
+            if to not in (None, rank):
+                instructions.append(Send(to, bytes, (given, stage), (given, stage)))
     return tuple(instructions)
 
 
-def _receives(schedule: Schedule, kind: str, stage: int, bytes: float) -> Iterator[Recv]:
-    rank = schedule.placement[stage]
-    for needed, offset in NEEDS[kind]:
-        source = _rank_of(schedule, stage + offset)
-        if source not in (None, rank):
-            yield Recv(source, bytes, tag=(needed, stage + offset))
-
-
-def _sends(schedule: Schedule, kind: str, stage: int, bytes: float) -> Iterator[Send]:
-    if kind == WEIGHT:
-        return
-    given, offset = (FORWARD, +1) if kind == FORWARD else (INPUT, -1)
-    to = _rank_of(schedule, stage + offset)
-    if to not in (None, schedule.placement[stage]):
-        yield Send(to, bytes, tag=(given, stage), handle=(given, stage))
-
-
-def _rank_of(schedule: Schedule, stage: int) -> int | None:
-    return schedule.placement[stage] if 0 <= stage < schedule.stages else None
+def _rank_of(schedule: Schedule, stage: int, microbatch: int) -> int | None:
+    inside = 0 <= stage < schedule.stages
+    return schedule.rank_of(stage, microbatch) if inside else None
 
 
 def _at(seconds: float | Sequence[float], stage: int) -> float:
@@ -211,35 +194,6 @@ class Pace:
             name = f"{action.kind}{action.microbatch}"
             self.spans.append(Span(self.rank, COMPUTE, name, start, end))
             start = end
-
-
-def paced(schedule: Schedule, times: Times) -> list[Span]:
-    """This rank's spans of one paced step, with stages that compute next to nothing.
-
-    A step that is not paced comes first: in it the ranks tell each other their shapes.
-    Raises RuntimeError where more than one in ten takes longer than it may.
-    """
-    import torch  # what stands above draws and replays schedules without it
-    import torch.distributed as dist
-    from torch import nn
-
-    from manyranks.parallel.pipeline.runtime import Pipeline
-
-    rank = dist.get_rank()
-    own = [s for s, owner in enumerate(schedule.placement) if owner == rank]
-    stages = {s: nn.Linear(1, 1) for s in own}
-    batch = torch.ones(schedule.microbatches, 1)
-    pipeline = Pipeline(stages, schedule, loss=nn.functional.mse_loss)
-    pipeline.step(batch, batch)
-    dist.barrier()
-    pace = pipeline.pace = Pace(times, rank)
-    pipeline.step(batch, batch)
-    if len(pace.overruns) > len(pace.spans) / 10:
-        raise RuntimeError(
-            f"{len(pace.overruns)} of {len(pace.spans)} actions took longer than they may: "
-            "give longer times, or stop what else this machine does"
-        )
-    return pace.spans
 
 
 def timeline(spans: Iterable[Iterable[Span]]) -> Timeline:

@@ -1,7 +1,7 @@
 """A schedule executed: the stages of a model on several ranks, with real gradients.
 
     stages = split(model, schedule.stages)
-    mine = {s: stages[s] for s, r in enumerate(schedule.placement) if r == dist.get_rank()}
+    mine = {s: stages[s] for s in schedule.stages_of(dist.get_rank())}
     pipeline = Pipeline(mine, schedule, loss=loss)
     losses = pipeline.step(inputs, targets)  # then the optimizer
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
+from manyranks.parallel.pipeline.program import Pace, Times
 from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
@@ -34,9 +35,9 @@ from manyranks.parallel.pipeline.schedules import (
 from manyranks.parallel.pipeline.split import Shared, Tied
 from manyranks.parallel.pipeline.split_backward import SplitBackward
 from manyranks.parallel.pipeline.verify import verify
+from manyranks.timeline import Span
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Pace = Callable[[Action | Pair], AbstractContextManager]
 
 
 class Wrapper(Protocol):
@@ -76,7 +77,7 @@ class Pipeline:
         schedule: Schedule,
         group: dist.ProcessGroup | None = None,
         loss: Loss | None = None,
-        pace: Pace | None = None,
+        pace: Callable[[Action | Pair], AbstractContextManager] | None = None,
         ties: bool = True,
     ):
         verify(schedule)
@@ -137,6 +138,27 @@ class Pipeline:
         step = _Step(self, inputs, targets, Routes(schedule, self.routes.group))
         step.run(schedule.ranks[self.routes.rank])
         return step.shares()
+
+
+def paced(schedule: Schedule, times: Times) -> list[Span]:
+    """This rank's spans of one step with a Pace, whose stages compute next to nothing.
+
+    A step that is not paced comes first: in it the ranks tell each other their shapes.
+    Raises RuntimeError where more than one action in ten takes longer than it may.
+    """
+    stages = {s: nn.Linear(1, 1) for s in schedule.stages_of(dist.get_rank())}
+    batch = torch.ones(schedule.microbatches, 1, device="cpu")
+    pipeline = Pipeline(stages, schedule, loss=nn.functional.mse_loss)
+    pipeline.step(batch, batch)
+    dist.barrier()
+    pace = pipeline.pace = Pace(times, dist.get_rank())
+    pipeline.step(batch, batch)
+    if len(pace.overruns) > len(pace.spans) / 10:
+        raise RuntimeError(
+            f"{len(pace.overruns)} of {len(pace.spans)} actions took longer than they may: "
+            "give longer times, or stop what else this machine does"
+        )
+    return pace.spans
 
 
 class _Flight(NamedTuple):
@@ -313,8 +335,7 @@ def _check_agreed(
 
 
 def _check_stages(stages: Mapping[int, nn.Module], schedule: Schedule, rank: int) -> None:
-    own = [s for s, owner in enumerate(schedule.placement) if owner == rank]
-    if sorted(stages) != own:
+    if sorted(stages) != (own := schedule.stages_of(rank)):
         raise ValueError(
             f"stages {sorted(stages)} given to rank {rank}: {schedule.name} places {own} "
             "there; give these"
@@ -337,7 +358,7 @@ def _check_shared(
 ) -> None:
     """Each wrapper averages what it has, when its own stage's gradients are complete."""
     here = [s for s in shared.stages if s in stages]
-    if hasattr(shared.parameter, "whole"):
+    if hasattr(shared.parameter, "whole") and len(shared.stages) > 1:
         raise ValueError(
             f"stages {shared.stages} share a parameter that is sharded in stage {here[0]}: "
             "the gradients' parts would not fit each other; untie it, or use data "

@@ -74,6 +74,17 @@ class Schedule:
     def stages(self) -> int:
         return len(self.placement)
 
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """The rank that does a stage's part of a micro-batch; in DualPipe there are two."""
+        return self.placement[stage]
+
+    def ranks_of(self, stage: int) -> tuple[int, ...]:
+        """The ranks that have a copy of the stage."""
+        return (self.placement[stage],)
+
+    def stages_of(self, rank: int) -> list[int]:
+        return [stage for stage in range(self.stages) if rank in self.ranks_of(stage)]
+
     def actions(self, rank: int) -> tuple[Action, ...]:
         """The rank's, with pairs taken apart, the forward first."""
         return tuple(action for item in self.ranks[rank] for action in singles(item))
@@ -216,7 +227,7 @@ def dualpipe_v(p: int, m: int) -> Schedule:
     one stage, (p − 1)(F&B + B − 3W) for m ≥ 2p where a pair's F&B is F + B, and less where
     it takes less; 2p + 1 stages' activations in flight.
     Raises ValueError for p or m below 1. Source: DualPipe, arXiv 2412.19437, section 3.2.1,
-    cut in half as in the DualPipe repository.
+    cut in half as in the DualPipe repository; dualpipe.py has it whole.
     """
     check_degrees(p=p, m=m)
     ranks = []

@@ -170,33 +170,49 @@ class Tied:
         schedule: Schedule,
         group: dist.ProcessGroup | None,
     ):
-        self.shared = [
+        copies = [
+            Shared(parameter, (s,))
+            for s, stage in stages.items()
+            for parameter in stage.parameters()
+            if len(schedule.ranks_of(s)) > 1 and parameter.requires_grad
+        ]
+        self.shared = copies + [
             one
             for stage in stages.values()
             for part in stage.modules()
             for one in (part.shared if isinstance(part, Stage) else ())
             if one.parameter.requires_grad
         ]
-        placed = {p: sorted({schedule.placement[s] for s in of}) for p, of in self.shared}
-        self._ranks_of = {p: ranks for p, ranks in placed.items() if len(ranks) > 1}
         self._everyone = members(group)
+        self._shared_by: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        placed = {
+            p: sorted({r for s in of for r in schedule.ranks_of(s)})
+            for p, of in self.shared
+        }
+        for parameter, ranks in placed.items():
+            if len(ranks) > 1:
+                self._shared_by.setdefault(tuple(ranks), []).append(parameter)
 
     def begin(self) -> None:
         """Before the step: gradients of earlier steps, already summed, count once."""
-        for parameter, ranks in self._ranks_of.items():
-            if parameter.grad is not None:
-                parameter.grad /= len(ranks)
+        for ranks, parameters in self._shared_by.items():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= len(ranks)
 
     def finish(self) -> None:
         """After the step: each gradient becomes the sum of the ranks', in their order."""
-        for parameter, ranks in self._ranks_of.items():
-            own = parameter.grad
-            if own is None:
-                own = parameter.grad = torch.zeros_like(parameter)
-            parts = self._swapped(own.contiguous(), ranks)
-            parameter.grad.copy_(sum(parts[1:], start=parts[0]))
+        for ranks, parameters in sorted(self._shared_by.items(), key=lambda one: one[0]):
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            grads = [parameter.grad for parameter in parameters]
+            parts = self._swapped(torch.cat([grad.flatten() for grad in grads]), ranks)
+            sums = sum(parts[1:], start=parts[0]).split([grad.numel() for grad in grads])
+            for grad, total in zip(grads, sums, strict=True):
+                grad.copy_(total.view_as(grad))
 
-    def _swapped(self, own: Tensor, ranks: list[int]) -> list[Tensor]:
+    def _swapped(self, own: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """What each of the ranks has, of which this is one."""
         rank = self._everyone.place
         parts = {r: own if r == rank else torch.empty_like(own) for r in ranks}
