@@ -11,6 +11,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from manyranks.show import style, units
 from manyranks.show.labels import Labels, heading, word
+from manyranks.show.lines import ring
 from manyranks.show.said import Part
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, Cost
 
@@ -73,8 +74,7 @@ class _Curve:
         look = {"color": style.INK, "linewidth": 1.4}
         self._room = axes.plot([-0.5, count - 0.5], [0, 0], linestyle="--", **look, gid="room")[0]
         self._level = axes.plot([-0.5, count - 0.5], [0, 0], linestyle=":", **look, gid="now")[0]
-        look = {"color": "none", "markeredgecolor": style.INK, "markersize": 11, "markeredgewidth": 1.8, "clip_on": False}
-        self._ring = axes.plot([0], [0], "o", **look, gid="ring")[0]
+        self._ring = ring(axes, clip_on=False, gid="ring")
         self._numbers = Labels(axes, _SIZE, left=1, outline=word, within=axes.transAxes, name="numbers")
         self._title = heading(axes, 9.5)
         axes.set(xlim=(-0.5, count - 0.5), ylim=(0, 1.1))

@@ -15,6 +15,8 @@ from manyranks.parallel.pipeline import program, schedules, verify
 from manyranks.parallel.pipeline.schedules import FORWARD, KINDS, Pair, Schedule, singles
 from manyranks.show import gantt, lines, style, units
 from manyranks.show.bars import joined
+from manyranks.show.drawings import KINDS as KINDS_OF_DATA
+from manyranks.show.drawings import WIDTH, Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Panels, Setting, choice, slider, value_slider
 from manyranks.show.labels import width
 from manyranks.show.said import Part, Said
@@ -26,13 +28,40 @@ from manyranks.theory.plan import SCHEDULES
 from manyranks.timeline import Timeline, replay
 from manyranks.timeline.spans import COMPUTE
 
-__all__ = ["compare", "explorer", "in_flight"]
+__all__ = ["compare", "explorer", "in_flight", "stages"]
 
 LIGHTER = (0.0, 0.45, 0.65, 0.8)  # share of white for a rank's first, second, … stage; the last look is all further ones'
 LOOKS = {
     f"{kind}{k}": gantt.Kind("", tuple(white + (1 - white) * np.array(to_rgb(gantt.KINDS[kind].colour))))
     for kind, (k, white) in product(KINDS, enumerate(LIGHTER))
 }
+
+
+@style.styled
+def stages(parts: Sequence[Sequence[str]], message: str) -> style.Figure:
+    """Draws a box per rank with its parts, and between them what goes forward and what comes back.
+
+    parts: each rank's, by name
+    message: what crosses a boundary, such as "b·s·h numbers"
+    """
+    gap = 1.0
+    wide = (WIDTH - gap * (len(parts) - 1)) / len(parts)
+    high = 0.42 * max(map(len, parts))
+    fig = Figure(WIDTH, high + 0.95)
+    for rank, own in enumerate(parts):
+        x = rank * (wide + gap)
+        fig.rank(x + wide / 2, 0.15, rank, wide)
+        fig.frame(x + 0.02, 0.33, wide - 0.04, high + 0.08)
+        for row, name in enumerate(own):
+            fig.block(x + 0.08, 0.39 + 0.42 * row, wide - 0.16, 0.36, "parameters", name, f"{name} of rank {rank}")
+        if rank:
+            for y, kind, ends in ((0.5, "activations", (x - gap, x)), (0.18 + high, "gradients", (x, x - gap))):
+                fig.arrow([(end, y) for end in ends], KINDS_OF_DATA[kind], name=f"{kind} {rank}")
+                fig.write(x - gap / 2, y + 0.2, kind, (gap, 1))
+    fig.write(WIDTH / 2, high + 0.72, f"each arrow: {message} per micro-batch")
+    return fig
+
+
 _BOX = [*gantt.BOX, ("kind", "U1"), *((name, int) for name in ("rank", "level", "microbatch", "first", "last", "counts"))]
 
 
