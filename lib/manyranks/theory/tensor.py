@@ -222,7 +222,7 @@ def finish(
 
 
 def _fits(shape: ModelShape, t: int) -> None:
-    checks.is_shape(shape)
+    checks.kinds(shape=shape)
     checks.whole(t=t)
     if left := uncut(shape, t):
         raise ValueError(left.replace("tp=", "t=", 1))
