@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import weakref
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
@@ -19,19 +19,19 @@ from manyranks.measure.parity import BUG, REASSOCIATION, Trace, compare, gathere
 from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
-from manyranks.parallel.pipeline import paced, schedules
-from manyranks.parallel.pipeline.actions import singles
-from manyranks.parallel.pipeline.csv_form import from_rows, to_csv
+from manyranks.parallel.pipeline import schedules
+from manyranks.parallel.pipeline.automatic import automatic
 from manyranks.parallel.pipeline.mailbox import Mailbox
-from manyranks.parallel.pipeline.program import Times, program
+from manyranks.parallel.pipeline.program import Times, paced, program, timeline
 from manyranks.parallel.pipeline.runtime import Pipeline
+from manyranks.parallel.pipeline.schedules import singles
 from manyranks.parallel.pipeline.split import Stage, split
 from manyranks.parallel.pipeline.verify import peaks
 from manyranks.timeline import replay
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, loss
 from tests.conftest import matrix
-from tests.unit.test_pipeline_csv import TORCH, shifted, torch_rows
+from tests.unit.test_pipeline_schedules import TORCH, cells, torch_schedule
 
 SCHEDULES = {
     "naive": schedules.naive,
@@ -42,7 +42,7 @@ SCHEDULES = {
     "zb-h2": schedules.zb_h2,
     "zb-v": schedules.zb_v,
     "dualpipe-v": schedules.dualpipe_v,
-    "automatic": schedules.automatic,
+    "automatic": automatic,
 }
 SOME = ["gpipe", "interleaved", "zb-h1", "dualpipe-v"]
 SEQ, HIDDEN, VOCAB = 5, 8, 11
@@ -250,6 +250,47 @@ def test_stages_may_be_fully_sharded(sizes, name):
     assert max(sizes[4].run(run)) < 1e-10
 
 
+class Averaging(nn.Module):
+    """A wrapper of somebody else's: of this library's it has no_sync() and finish() alone."""
+
+    def __init__(self, stage: nn.Module, group: dist.ProcessGroup):
+        super().__init__()
+        self.inside, self.group, self.kept = stage, group, 0
+
+    def forward(self, x):
+        return self.inside(x)
+
+    @contextmanager
+    def no_sync(self):
+        self.kept += 1
+        yield
+
+    def finish(self):
+        for parameter in self.parameters():
+            dist.all_reduce(parameter.grad, group=self.group)
+            parameter.grad /= 2
+
+
+def test_any_wrapper_with_no_sync_and_finish_will_do_and_half_of_one_is_refused(sizes):
+    def run():
+        schedule = SCHEDULES["zb-h1"](2, 5)
+        replica, place, pipeline, replicas = grid()
+        model, alone = gpt(tied=False), gpt(tied=False)
+        stages = own_stages(model, schedule, place)
+        wrapped = {s: Averaging(stage, replicas) for s, stage in stages.items()}
+        Pipeline(wrapped, schedule, pipeline, loss).step(*tokens(6, replica))
+        whole_batch(alone, steps=1, rows=6)
+        for half, missing in (("no_sync", "finish"), ("finish", "no_sync")):
+            stage = nn.Linear(2, 2)
+            setattr(stage, half, nullcontext)
+            with pytest.raises(ValueError, match=rf"stage {place} is a Linear, which has {half}\(\) alone.*{missing}\(\)"):
+                Pipeline({place: stage}, schedule, pipeline, loss)
+        return gap(model, alone, stages), wrapped[place].kept
+
+    # F, I and W of 5 micro-batches, but for the last W.
+    assert [(gap < 1e-10, kept) for gap, kept in sizes[4].run(run)] == [(True, 14)] * 4
+
+
 def test_a_shared_parameter_in_wrappers_that_cannot_average_it_is_refused(sizes):
     def run():
         alone = [dist.new_group([r]) for r in range(2)][dist.get_rank()]
@@ -424,15 +465,13 @@ def test_gradients_are_those_of_torch_s_pipelining(sizes):
 
 @pytest.mark.parametrize("name", TORCH)
 def test_torch_s_own_tables_are_executed(sizes, name):
-    rows = torch_rows(name, 2, 6)
-    schedule = from_rows(shifted(rows) if name == "Schedule1F1B" else rows, name)
-    assert max(sizes[2].run(trained, schedule, 6, steps=1)) < 1e-10
+    assert max(sizes[2].run(trained, torch_schedule(name, 2, 6), 6, steps=1)) < 1e-10
 
 
 @pytest.mark.parametrize("name", matrix(SCHEDULES, SOME))
 def test_torch_s_runtime_executes_our_tables_with_the_same_gradients(sizes, name, tmp_path):
     schedule, file = SCHEDULES[name](2, 6), tmp_path / "schedule.csv"
-    file.write_text(to_csv(schedule), newline="")
+    file.write_text("\n".join(map(",".join, cells(schedule))), newline="")
 
     def both():
         from torch.distributed.pipelining.schedules import PipelineStage, _PipelineScheduleRuntime
@@ -459,7 +498,7 @@ def test_torch_s_runtime_executes_our_tables_with_the_same_gradients(sizes, name
 def test_paced_actions_take_their_time_and_are_noted_in_the_table_s_order(sizes, name):
     p, m = 2, 5
     schedule, times = SCHEDULES[name](p, m), Times(F=0.1, I=0.1, W=0.1)
-    measured = paced.timeline(sizes[p].run(paced.run, schedule, times))
+    measured = timeline(sizes[p].run(paced, schedule, times))
     assert min(span.started for span in measured.spans) == 0
     for rank in range(p):
         spans, actions = measured.of(rank), schedule.actions(rank)
@@ -470,7 +509,7 @@ def test_paced_actions_take_their_time_and_are_noted_in_the_table_s_order(sizes,
 
 def test_durations_that_are_too_short_are_refused(sizes):
     with pytest.raises(mr.RankFailed, match="took longer than they may: give longer times"):
-        sizes[2].run(paced.run, schedules.one_f_one_b(2, 3), Times(1e-9, 1e-9, 1e-9))
+        sizes[2].run(paced, schedules.one_f_one_b(2, 3), Times(1e-9, 1e-9, 1e-9))
 
 
 # Failures.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from manyranks.parallel import expert as parallel
 from manyranks.parallel.pipeline import program, schedules
-from manyranks.parallel.pipeline.actions import Action, Pair
+from manyranks.parallel.pipeline.schedules import Action, Pair
 from manyranks.theory import (
     Plan,
     clusters,

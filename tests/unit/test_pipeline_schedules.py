@@ -3,14 +3,16 @@
 import inspect
 import re
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.pipelining import schedules as torch_schedules
 
 from manyranks.parallel.pipeline import schedules
-from manyranks.parallel.pipeline.actions import PARTS, Action, Pair, Schedule
 from manyranks.parallel.pipeline.program import Times, bubble, in_flight, program
+from manyranks.parallel.pipeline.schedules import PARTS, Action, Pair, Schedule, singles
 from manyranks.parallel.pipeline.verify import peaks, verify
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import replay
@@ -268,3 +270,70 @@ def test_degrees_that_no_pipeline_has_are_refused(name, p, m, said):
 def test_interleaving_no_stage_is_refused():
     with pytest.raises(ValueError, match=r"^v=0: must be a whole number, 1 or more$"):
         schedules.interleaved(4, 8, 0)
+
+
+# PyTorch's tables, in the cells that it prints: 2F0, (0F7;7B3)OVERLAP_F_B
+
+TORCH = {
+    "ScheduleGPipe": schedules.one_stage_a_rank,
+    "Schedule1F1B": schedules.one_stage_a_rank,
+    "ScheduleInterleaved1F1B": lambda p: schedules.looped(p, 2),
+    "ScheduleInterleavedZeroBubble": lambda p: schedules.looped(p, 2),
+    "ScheduleZBVZeroBubble": schedules.v_shape,
+    "ScheduleDualPipeV": schedules.v_shape,
+}
+
+
+def local_stages(placement):
+    """Of rank 0, as far as PyTorch's schedules look at them when no module is run."""
+    last, common = len(placement) - 1, {"group_size": max(placement) + 1, "group_rank": 0, "submod": None}
+    own = [stage for stage, rank in enumerate(placement) if rank == 0]
+    return [SimpleNamespace(stage_index=s, is_first=s == 0, is_last=s == last, num_stages=last + 1, **common) for s in own]
+
+
+def torch_schedule(name, p, m):
+    """PyTorch's pipeline_order as a Schedule. Schedule1F1B counts the forwards of its last stage from 1; its runtime has no use
+    for the table. If that fails here, PyTorch may have mended it."""
+    stages = local_stages(TORCH[name](p))
+    order = getattr(torch_schedules, name)(stages if len(stages) > 1 else stages[0], m).pipeline_order
+    ranks = []
+    for rank in range(p):
+        found = (re.findall(r"(\d+)([FBIW])(\d+)", str(cell)) for cell in order[rank] if cell is not None)
+        late = name == "Schedule1F1B" and rank == p - 1
+        items = [[Action(kind, int(s), int(k) - (late and kind == "F")) for s, kind, k in cell] for cell in found]
+        ranks.append(tuple(Pair(*both) if len(both) == 2 else both[0] for both in items if both))
+    return Schedule(name, m, TORCH[name](p), tuple(ranks))
+
+
+def cells(schedule):
+    """As PyTorch writes and reads them, a row a rank."""
+    names = ([[f"{a.stage}{a.kind}{a.microbatch}" for a in singles(item)] for item in row] for row in schedule.ranks)
+    return [[f"({';'.join(both)})OVERLAP_F_B" if len(both) == 2 else both[0] for both in row] for row in names]
+
+
+@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 4), (3, 6), (4, 12), (8, 16)])
+def test_pytorch_s_tables_can_run_and_those_that_have_a_twin_here_are_the_same(name, p, m):
+    theirs = torch_schedule(name, p, m)
+    verify(theirs)
+    twins = {"GPipe": schedules.gpipe, "1F1B": schedules.one_f_one_b, "DualPipeV": schedules.dualpipe_v}
+    twins |= {"Interleaved1F1B": lambda p, m: schedules.interleaved(p, m, 2), "ZBVZeroBubble": schedules.zb_v}
+    if (twin := twins.get(name.removeprefix("Schedule"))) is None:  # ZB-H1 with two stages a rank
+        assert (span_bubble(theirs), max(peaks(theirs)) <= 2 * p + 1) == (p - 1, True)
+    elif twin is not schedules.zb_v:
+        assert theirs.ranks == twin(p, m).ranks
+    else:  # their cool-down takes weight gradients by stage, ours the oldest
+        tables = [[[a for a in table.actions(r) if a.kind != "W"] for r in range(p)] for table in (theirs, twin(p, m))]
+        assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_pytorch_s_runtime_loads_every_table_and_finds_the_messages(name, p, tmp_path):
+    file = tmp_path / "schedule.csv"
+    for m in (1, p, 2 * p + 1):
+        schedule = make(name, p, m, 2)
+        file.write_text("\n".join(map(",".join, cells(schedule))), newline="")
+        runtime = torch_schedules._PipelineScheduleRuntime(local_stages(schedule.placement), m)
+        runtime._load_csv(str(file))
+        assert runtime.stage_index_to_group_rank == dict(enumerate(schedule.placement))

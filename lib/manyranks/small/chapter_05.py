@@ -12,10 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from manyranks.measure.beside import Beside, Small
-from manyranks.parallel.pipeline.actions import BACKWARD, Action, Pair, Schedule, singles
 from manyranks.parallel.pipeline.program import Times, bubble, program
 from manyranks.parallel.pipeline.runtime import Pipeline
-from manyranks.parallel.pipeline.schedules import named
+from manyranks.parallel.pipeline.schedules import BACKWARD, Action, Pair, Schedule, named, singles
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import Transfer, replay

@@ -1,14 +1,5 @@
 from . import (
-    actions as actions,
-)
-from . import (
     automatic as automatic,
-)
-from . import (
-    csv_form as csv_form,
-)
-from . import (
-    paced as paced,
 )
 from . import (
     program as program,

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyranks.parallel.pipeline.actions import (
+from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
     NEEDS,

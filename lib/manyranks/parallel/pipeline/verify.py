@@ -14,7 +14,7 @@ messages are received in another order than they are sent. `verify` refuses both
 from collections.abc import Iterator
 from itertools import product
 
-from manyranks.parallel.pipeline.actions import (
+from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
     INPUT,
