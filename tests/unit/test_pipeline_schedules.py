@@ -2,15 +2,20 @@
 
 import inspect
 import re
+from collections import Counter
+from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.pipelining import schedules as torch_schedules
 
 from manyranks.parallel.pipeline import schedules
-from manyranks.parallel.pipeline.actions import PARTS, Action, Pair, Schedule
+from manyranks.parallel.pipeline.dualpipe import dualpipe
 from manyranks.parallel.pipeline.program import Times, bubble, in_flight, program
+from manyranks.parallel.pipeline.schedules import PARTS, Action, Pair, Schedule, singles
 from manyranks.parallel.pipeline.verify import peaks, verify
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import replay
@@ -268,3 +273,124 @@ def test_degrees_that_no_pipeline_has_are_refused(name, p, m, said):
 def test_interleaving_no_stage_is_refused():
     with pytest.raises(ValueError, match=r"^v=0: must be a whole number, 1 or more$"):
         schedules.interleaved(4, 8, 0)
+
+
+# PyTorch's tables, in the cells that it prints: 2F0, (0F7;7B3)OVERLAP_F_B
+
+TORCH = {
+    "ScheduleGPipe": schedules.one_stage_a_rank,
+    "Schedule1F1B": schedules.one_stage_a_rank,
+    "ScheduleInterleaved1F1B": lambda p: schedules.looped(p, 2),
+    "ScheduleInterleavedZeroBubble": lambda p: schedules.looped(p, 2),
+    "ScheduleZBVZeroBubble": schedules.v_shape,
+    "ScheduleDualPipeV": schedules.v_shape,
+}
+
+
+def local_stages(placement):
+    """Of rank 0, as far as PyTorch's schedules look at them when no module is run."""
+    last, common = len(placement) - 1, {"group_size": max(placement) + 1, "group_rank": 0, "submod": None}
+    own = [stage for stage, rank in enumerate(placement) if rank == 0]
+    return [SimpleNamespace(stage_index=s, is_first=s == 0, is_last=s == last, num_stages=last + 1, **common) for s in own]
+
+
+def torch_schedule(name, p, m):
+    """PyTorch's pipeline_order as a Schedule. Schedule1F1B counts the forwards of its last stage from 1; its runtime has no use
+    for the table. If that fails here, PyTorch may have mended it."""
+    stages = local_stages(TORCH[name](p))
+    order = getattr(torch_schedules, name)(stages if len(stages) > 1 else stages[0], m).pipeline_order
+    ranks = []
+    for rank in range(p):
+        found = (re.findall(r"(\d+)([FBIW])(\d+)", str(cell)) for cell in order[rank] if cell is not None)
+        late = name == "Schedule1F1B" and rank == p - 1
+        items = [[Action(kind, int(s), int(k) - (late and kind == "F")) for s, kind, k in cell] for cell in found]
+        ranks.append(tuple(Pair(*both) if len(both) == 2 else both[0] for both in items if both))
+    return Schedule(name, m, TORCH[name](p), tuple(ranks))
+
+
+def cells(schedule):
+    """As PyTorch writes and reads them, a row a rank."""
+    names = ([[f"{a.stage}{a.kind}{a.microbatch}" for a in singles(item)] for item in row] for row in schedule.ranks)
+    return [[f"({';'.join(both)})OVERLAP_F_B" if len(both) == 2 else both[0] for both in row] for row in names]
+
+
+@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 4), (3, 6), (4, 12), (8, 16)])
+def test_pytorch_s_tables_can_run_and_those_that_have_a_twin_here_are_the_same(name, p, m):
+    theirs = torch_schedule(name, p, m)
+    verify(theirs)
+    twins = {"GPipe": schedules.gpipe, "1F1B": schedules.one_f_one_b, "DualPipeV": schedules.dualpipe_v}
+    twins |= {"Interleaved1F1B": lambda p, m: schedules.interleaved(p, m, 2), "ZBVZeroBubble": schedules.zb_v}
+    if (twin := twins.get(name.removeprefix("Schedule"))) is None:  # ZB-H1 with two stages a rank
+        assert (span_bubble(theirs), max(peaks(theirs)) <= 2 * p + 1) == (p - 1, True)
+    elif twin is not schedules.zb_v:
+        assert theirs.ranks == twin(p, m).ranks
+    else:  # their cool-down takes weight gradients by stage, ours the oldest
+        tables = [[[a for a in table.actions(r) if a.kind != "W"] for r in range(p)] for table in (theirs, twin(p, m))]
+        assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_pytorch_s_runtime_loads_every_table_and_finds_the_messages(name, p, tmp_path):
+    file = tmp_path / "schedule.csv"
+    for m in (1, p, 2 * p + 1):
+        schedule = make(name, p, m, 2)
+        file.write_text("\n".join(map(",".join, cells(schedule))), newline="")
+        runtime = torch_schedules._PipelineScheduleRuntime(local_stages(schedule.placement), m)
+        runtime._load_csv(str(file))
+        assert runtime.stage_index_to_group_rank == dict(enumerate(schedule.placement))
+
+
+# DualPipe: each stage twice, the micro-batches from both ends
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 8])
+def test_dualpipe_can_run_with_any_number_of_micro_batches_and_has_the_published_bubble_and_memory(p):
+    for m in range(1, 4 * p + 2):
+        schedule = dualpipe(p, m)
+        verify(schedule)
+        for rank, stage in product(range(p), range(p)):
+            done = [a.microbatch for a in schedule.actions(rank) if a.stage == stage and a.kind == "F"]
+            half = {rank: range((m + 1) // 2), p - 1 - rank: range((m + 1) // 2, m)}
+            assert done == [*half.get(stage, ())]
+        if m >= theory.fewest("dualpipe", p):
+            assert span_bubble(schedule) == theory.bubble("dualpipe", p, m)
+            assert peaks(schedule) == (p + 1,) * p == (theory.in_flight("dualpipe", p, m),) * p
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 8])
+def test_what_dualpipe_s_pairs_hide_shortens_its_bubble_as_the_report_s_formula_says_or_more(p):
+    for m, pair in product((2 * p, 2 * p + 2, 4 * p), (0.9, 0.75)):
+        found, closed = span_bubble(dualpipe(p, m), Times(pair=pair)), theory.bubble("dualpipe", p, m, FB=3 * pair)
+        assert found == pytest.approx(closed) if p <= 4 else found < closed
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 8), (4, 10), (8, 17)])
+def test_of_two_mirrored_ranks_of_dualpipe_one_does_what_the_other_does_at_the_same_time(p, m):
+    timeline, schedule = replayed(dualpipe(p, 2 * m), bytes=1), dualpipe(p, 2 * m)
+    for rank in range(p // 2):
+        mirrored = [a._replace(microbatch=(a.microbatch + m) % (2 * m)) for a in schedule.actions(p - 1 - rank)]
+        assert list(schedule.actions(rank)) == mirrored
+        times = [[span[3:] for span in timeline.of(r, COMPUTE)] for r in (rank, p - 1 - rank)]
+        assert times[0] == times[1]
+        often = theory.dualpipe_actions(p, 2 * m, rank) if 2 * m >= 2 * p else None
+        pairs = Counter(item.forward.stage for item in schedule.ranks[rank] if isinstance(item, Pair))
+        assert often is None or (pairs[rank], pairs[p - 1 - rank]) == often.pairs
+
+
+@pytest.mark.parametrize(("p", "m", "said"), [(3, 8, "p=3: two ranks share .* give an even p"), (4, 0, "m=0: must be a whole")])
+def test_a_dualpipe_that_cannot_be_is_refused(p, m, said):
+    with pytest.raises(ValueError, match=said):
+        dualpipe(p, m)
+
+
+def test_a_table_of_dualpipe_that_deadlocks_is_refused():
+    schedule = dualpipe(4, 8)
+    rows = [list(row) for row in schedule.ranks]
+    rows[0][0], rows[0][1] = rows[0][1], rows[0][0]
+    with pytest.raises(ValueError, match=r"^dualpipe, rank 1, position 0: deadlock: F0 of stage 1 waits for F0 of stage 0"):
+        verify(replace(schedule, ranks=tuple(map(tuple, rows))))
+    rows = [*schedule.ranks[:3], schedule.ranks[3][:-1]]
+    with pytest.raises(ValueError, match=r"^dualpipe, rank 3, position \d+: W7 of stage 0 is missing"):
+        verify(replace(schedule, ranks=tuple(rows)))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyranks.parallel.pipeline import schedules
-from manyranks.parallel.pipeline.actions import Action, Pair, Schedule
+from manyranks.parallel.pipeline.schedules import Action, Pair, Schedule
 from manyranks.parallel.pipeline.verify import excerpt, held, peaks, verify
 
 MAKERS = [

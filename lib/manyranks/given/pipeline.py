@@ -9,8 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from manyranks.given.numbers import EXACT, seed_of, uneven
 from manyranks.measure.prints import Fact
-from manyranks.parallel.pipeline.actions import Action, Schedule
 from manyranks.parallel.pipeline.program import Times, bubble, program
+from manyranks.parallel.pipeline.schedules import Action, Schedule
 from manyranks.parallel.pipeline.verify import peaks, verify
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import replay

@@ -20,7 +20,7 @@ from manyranks.measure.journal import Stopped
 from manyranks.measure.prints import Fact, same, size
 from manyranks.measure.watch import Watch, gradients
 from manyranks.parallel.pipeline import schedules
-from manyranks.parallel.pipeline.actions import KINDS
+from manyranks.parallel.pipeline.schedules import KINDS
 
 _task = partial(Task, "05_pipeline", part=True)
 

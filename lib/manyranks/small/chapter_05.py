@@ -12,10 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from manyranks.measure.beside import Beside, Small
-from manyranks.parallel.pipeline.actions import BACKWARD, Action, Pair, Schedule, singles
 from manyranks.parallel.pipeline.program import Times, bubble, program
 from manyranks.parallel.pipeline.runtime import Pipeline
-from manyranks.parallel.pipeline.schedules import named
+from manyranks.parallel.pipeline.schedules import BACKWARD, Action, Pair, Schedule, named, singles
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import Transfer, replay
@@ -72,8 +71,7 @@ def _first_step(schedule: Schedule, takes: dict[str, float]) -> None:
     takes: kind of an action -> how many times _UNIT of FLOPs.
     """
     torch.manual_seed(0)
-    own = [stage for stage, owner in enumerate(schedule.placement) if owner == dist.get_rank()]
-    layers = {stage: nn.Linear(_WIDTH, _WIDTH, bias=False) for stage in own}
+    layers = {stage: nn.Linear(_WIDTH, _WIDTH, bias=False) for stage in schedule.stages_of(dist.get_rank())}
     stages = {s: layer if s else nn.Sequential(nn.Embedding(2, _WIDTH), layer) for s, layer in layers.items()}
     _kept["pipeline"] = Pipeline(stages, schedule, loss=F.mse_loss, pace=partial(_besides, takes))
     _step()

@@ -1,24 +1,24 @@
 """Errors for arguments of the wrong kind: what was given, and what is needed or how to get it."""
 
+from manyranks.theory import names
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import Constants
 from manyranks.theory.plan import Plan
 
-
-def is_shape(value: object) -> None:
-    if not isinstance(value, ModelShape):
-        raise ValueError(f"shape={value!r}: give a ModelShape, as theory.models['llama3-8b']")
-
-
-def is_plan(value: object) -> None:
-    if not isinstance(value, Plan):
-        raise ValueError(f"plan={value!r}: give a Plan, as theory.Plan(dp=8, zero=3)")
+whole, positive, not_negative = names.whole, names.positive, names.not_negative
+_KINDS = {
+    "shape": (ModelShape, "a ModelShape, as theory.models['llama3-8b']"),
+    "plan": (Plan, "a Plan, as theory.Plan(dp=8, zero=3)"),
+    "cluster": (Cluster, "a Cluster, as theory.clusters['h100-dgx']"),
+}
 
 
-def is_cluster(value: object) -> None:
-    if not isinstance(value, Cluster):
-        raise ValueError(f"cluster={value!r}: give a Cluster, as theory.clusters['h100-dgx']")
+def kinds(**values: object) -> None:
+    """Raises ValueError, by name, for a shape, plan or cluster that is none."""
+    for name, value in values.items():
+        if not isinstance(value, _KINDS[name][0]):
+            raise ValueError(f"{name}={value!r}: give {_KINDS[name][1]}")
 
 
 def are_constants(value: object) -> None:
@@ -33,10 +33,3 @@ def has_8_bits(plan: Plan, cluster: Cluster) -> None:
     chip = cluster.accelerator
     if plan.recipe.matmul == 1 and chip.flops_fp8 <= chip.flops:
         raise ValueError(f"precision={plan.precision!r} on {chip.name}, which has no products in 8 bits: say precision='bf16'")
-
-
-def whole(**sizes: int) -> None:
-    """Raises ValueError, by name, for a size that is not a whole number from 1 up."""
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise ValueError(f"{name}={size!r}: must be a whole number, 1 or more")

@@ -29,11 +29,15 @@ FORMS = {
 }
 
 
-def bubble(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float = 2.0, W: float = 1.0) -> float:
+def bubble(
+    schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float = 2.0, W: float = 1.0, FB: float | None = None
+) -> float:
     """Seconds of a step in which a rank waits for others.
 
+    FB: of DualPipe's F&B, a forward beside a backward; None for F + B, one after the other. With less, our replays wait as long
+    on up to 4 ranks, and less on more.
     Sources: GPipe arXiv 1811.06965; 1F1B and interleaved arXiv 2104.04473, section 2.2; ZB-H1, ZB-H2 arXiv 2401.10241, table 2;
-    ZB-V arXiv 2405.15362; DualPipe arXiv 2412.19437, table 2 (with F&B, the overlapped pair, taken as F + B).
+    ZB-V arXiv 2405.15362; DualPipe arXiv 2412.19437, table 2, which has even m: with an odd one, our replays wait one F&B more.
     Where p does not divide m, interleaving waits longer: the last m mod p micro-batches cannot fill a turn. Below p that is
     exact; above, nearly: see LAST_TURNS.
     Raises ValueError for an unknown schedule, numbers that no pipeline has, or fewer micro-batches than the form holds for,
@@ -42,8 +46,11 @@ def bubble(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float =
     _check(schedule, p, m, v)
     if not (F >= 0 and 0 <= W <= B and F + B > 0):
         raise ValueError(f"F={F}, B={B}, W={W}: seconds cannot be negative, W is a part of B, and some of them are needed")
+    if FB is not None and not (schedule.startswith("dualpipe") and FB >= 0):
+        raise ValueError(f"FB={FB} with schedule={schedule!r}: give 0 or more seconds, and to 'dualpipe' or 'dualpipe-v' alone")
     if p > 1 and m < fewest(schedule, p):
         raise ValueError(f"m={m} micro-batches: the closed form of {schedule} holds from {fewest(schedule, p)} on p={p} ranks")
+    FB = F + B if FB is None else FB
     idle = {
         "naive": (p - 1) * m * (F + B),
         "gpipe": (p - 1) * (F + B) / v,
@@ -52,8 +59,8 @@ def bubble(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float =
         "zb-h1": (p - 1) * (F + B - 2 * W),
         "zb-h2": (p - 1) * (F + B - 3 * W),
         "zb-v": (p - 1) * (F + B - 3 * W) / 2,
-        "dualpipe": (p / 2 - 1) * (F + 2 * B - 3 * W),
-        "dualpipe-v": (p - 1) * (F + 2 * B - 3 * W) / 2,
+        "dualpipe": (p / 2 - 1) * (FB + B - 3 * W) + (m % 2 and p > 1) * FB,
+        "dualpipe-v": (p - 1) * (FB + B - 3 * W) / 2,
     }
     return max(0.0, idle[schedule])
 

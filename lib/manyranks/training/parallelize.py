@@ -9,7 +9,7 @@ from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.expert import ExpertParallel
 from manyranks.parallel.mesh import Here, Mesh
 from manyranks.parallel.pipeline import schedules
-from manyranks.parallel.pipeline.actions import Schedule
+from manyranks.parallel.pipeline.schedules import Schedule
 from manyranks.parallel.pipeline.split import Stage, dealt
 from manyranks.theory import stages
 from manyranks.theory.plan import Plan

@@ -16,8 +16,8 @@ from manyranks.parallel.expert import ExpertParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel, Unit
 from manyranks.parallel.mesh import Here
 from manyranks.parallel.parts import sum_gradients
-from manyranks.parallel.pipeline.actions import Schedule
 from manyranks.parallel.pipeline.runtime import Pipeline
+from manyranks.parallel.pipeline.schedules import Schedule
 from manyranks.parallel.pipeline.split import Stage
 from manyranks.parallel.precision import Held, MasterOptimizer, states_of
 from manyranks.parallel.tensor import TensorParallel

@@ -1,14 +1,8 @@
 from . import (
-    actions as actions,
-)
-from . import (
     automatic as automatic,
 )
 from . import (
-    csv_form as csv_form,
-)
-from . import (
-    paced as paced,
+    dualpipe as dualpipe,
 )
 from . import (
     program as program,

@@ -17,24 +17,23 @@ that this one has received all that it used before.
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyranks.parallel.pipeline.actions import (
+from manyranks.parallel.pipeline.program import Times, program
+from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
-    NEEDS,
-    PARTS,
     WEIGHT,
     Action,
-    Pair,
     Schedule,
     singles,
 )
+from manyranks.timeline import replay
+from manyranks.timeline.spans import COMPUTE
 
 _DIMS = 8
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
@@ -102,40 +101,27 @@ class Routes:
     def source(self, message: Action) -> int:
         """The rank that sends it."""
         step = -1 if message.kind == FORWARD else 1
-        return self.schedule.placement[message.stage + step]
+        return self.schedule.rank_of(message.stage + step, message.microbatch)
 
     def target(self, message: Action) -> int:
-        return self.schedule.placement[message.stage]
+        return self.schedule.rank_of(*message[1:])
 
 
-def _moments(schedule: Schedule) -> list[list[tuple[int, bool, int]]]:
+def _moments(schedule: Schedule) -> list[list[tuple[float, bool, int]]]:
     """For each rank, when its items would end if every F, I and W took a second.
 
     Of those that end together backwards go first, and of two in one direction the one whose
     message the other takes: so it is posted while that one computes.
     """
-    over: dict[Action, int] = {}
-    rows: list[list[tuple[int, bool, int]]] = [[] for _ in schedule.ranks]
-    while any(map(lambda row, items: len(row) < len(items), rows, schedule.ranks)):
-        for row, items in zip(rows, schedule.ranks, strict=True):
-            for item in items[len(row) :]:
-                needs = [over.get(need) for need in _needs(schedule, item)]
-                if None in needs:
-                    break
-                free, actions = row[-1][0] if row else 0, singles(item)
-                parts = [one._replace(kind=k) for one in actions for k in PARTS[one.kind]]
-                end = max([free, *needs]) + len(parts)
-                over |= dict.fromkeys(parts, end)
-                forward = actions[0].kind == FORWARD
-                row.append((end, forward, actions[0].stage * (1 if forward else -1)))
+    timeline, rows = replay(program(schedule), Times()), []
+    for rank, items in enumerate(schedule.ranks):
+        ends, row = iter(timeline.of(rank, COMPUTE)), []
+        for item in items:
+            (kind, stage, _), *_ = actions = singles(item)
+            end = [next(ends).finished for _ in actions][-1]
+            row.append((end, kind == FORWARD, stage if kind == FORWARD else -stage))
+        rows.append(row)
     return rows
-
-
-def _needs(schedule: Schedule, item: Action | Pair) -> Iterator[Action]:
-    for kind, stage, k in singles(item):
-        for needed, offset in NEEDS[kind]:
-            if 0 <= stage + offset < schedule.stages:
-                yield Action(needed, stage + offset, k)
 
 
 class Mailbox:

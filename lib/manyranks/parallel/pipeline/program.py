@@ -1,26 +1,46 @@
-"""A schedule on the virtual clock: its Program, the cost of actions, bubble and memory.
+"""A schedule in time: on the virtual clock, and on ranks that take as long.
 
-replay(program(one_f_one_b(4, 8)), Times(F=1, I=1, W=1))    -> Timeline
+    times = Times(F=0.02, I=0.02, W=0.02)
+    replayed = replay(program(one_f_one_b(4, 8)), times)
+    measured = timeline(world.run(paced, one_f_one_b(4, 8), times))
+
+On a laptop eight ranks share a few cores: they compute in turn, and a timeline of real work
+shows that. A paced action computes what it has to, then sleeps until its time is over. A
+rank that sleeps needs no core, so any number of ranks take their time side by side, and
+what remains is what a schedule is about: who waits for whom. Messages and waking up take
+real time beside it, about a millisecond an action: with actions of 40 ms and more, one to
+three percent of the step.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
 from math import inf
 from typing import NamedTuple
 
-from manyranks.parallel.pipeline.actions import (
+from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
     INPUT,
-    KINDS,
     NEEDS,
     WEIGHT,
+    Action,
+    Pair,
     Schedule,
     singles,
 )
 from manyranks.parallel.pipeline.verify import held
-from manyranks.timeline import Compute, Instruction, Program, Recv, Send, Timeline, Transfer
+from manyranks.timeline import (
+    Compute,
+    Instruction,
+    Program,
+    Recv,
+    Send,
+    Span,
+    Timeline,
+    Transfer,
+)
 from manyranks.timeline.spans import COMPUTE
 
 
@@ -107,43 +127,78 @@ def in_flight(schedule: Schedule, timeline: Timeline, rank: int) -> list[tuple[f
 
 
 def _instructions(schedule: Schedule, rank: int, bytes: float) -> tuple[Instruction, ...]:
-    stages = [stage for stage, owner in enumerate(schedule.placement) if owner == rank]
-    own = list(product(KINDS, stages))
-    receives = {step: tuple(_receives(schedule, *step, bytes)) for step in own}
-    sends = {step: tuple(_sends(schedule, *step, bytes)) for step in own}
     instructions: list[Instruction] = []
     for item in schedule.ranks[rank]:
         actions = singles(item)
-        for kind, stage, _ in actions:
-            instructions += receives[kind, stage]
+        for kind, stage, i in actions:
+            for needed, offset in NEEDS[kind]:
+                if (source := _rank_of(schedule, stage + offset, i)) not in (None, rank):
+                    instructions.append(Recv(source, bytes, tag=(needed, stage + offset)))
         for kind, stage, i in actions:
             work = ActionWork(kind, stage, paired=len(actions) == 2)
             instructions.append(Compute(f"{kind}{i}", work))
-        for kind, stage, _ in actions:
-            instructions += sends[kind, stage]
+        for kind, stage, i in actions:
+            given, offset = (FORWARD, +1) if kind == FORWARD else (INPUT, -1)
+            to = None if kind == WEIGHT else _rank_of(schedule, stage + offset, i)
+            if to not in (None, rank):
+                instructions.append(Send(to, bytes, (given, stage), (given, stage)))
     return tuple(instructions)
 
 
-def _receives(schedule: Schedule, kind: str, stage: int, bytes: float) -> Iterator[Recv]:
-    rank = schedule.placement[stage]
-    for needed, offset in NEEDS[kind]:
-        source = _rank_of(schedule, stage + offset)
-        if source not in (None, rank):
-            yield Recv(source, bytes, tag=(needed, stage + offset))
-
-
-def _sends(schedule: Schedule, kind: str, stage: int, bytes: float) -> Iterator[Send]:
-    if kind == WEIGHT:
-        return
-    given, offset = (FORWARD, +1) if kind == FORWARD else (INPUT, -1)
-    to = _rank_of(schedule, stage + offset)
-    if to not in (None, schedule.placement[stage]):
-        yield Send(to, bytes, tag=(given, stage), handle=(given, stage))
-
-
-def _rank_of(schedule: Schedule, stage: int) -> int | None:
-    return schedule.placement[stage] if 0 <= stage < schedule.stages else None
+def _rank_of(schedule: Schedule, stage: int, microbatch: int) -> int | None:
+    inside = 0 <= stage < schedule.stages
+    return schedule.rank_of(stage, microbatch) if inside else None
 
 
 def _at(seconds: float | Sequence[float], stage: int) -> float:
     return seconds[stage] if isinstance(seconds, Sequence) else seconds
+
+
+class Pace:
+    """Holds each action to its duration, and notes when it ran: a Pipeline's pace.
+
+    times: what replay charges for the same actions; those of messages have no effect.
+    spans: of what was computed, in seconds of time.perf_counter, one clock for a machine's
+    processes. overruns: actions whose computing alone took longer than they may; with any,
+    the durations are too short for this machine, and the bubble is not the schedule's.
+    """
+
+    def __init__(self, times: Times, rank: int):
+        self.times, self.rank = times, rank
+        self.spans: list[Span] = []
+        self.overruns: list[Action | Pair] = []
+
+    @contextmanager
+    def __call__(self, item: Action | Pair) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        parts = list(self._parts(item))
+        left = started + sum(seconds for _, seconds in parts) - time.perf_counter()
+        if left < 0:
+            self.overruns.append(item)
+        time.sleep(max(0.0, left))
+        self._note(parts, started, time.perf_counter() - started)
+
+    def _parts(self, item: Action | Pair) -> Iterator[tuple[Action, float]]:
+        """Each action with its duration: two in a Pair."""
+        actions = singles(item)
+        for action in actions:
+            work = ActionWork(action.kind, action.stage, paired=len(actions) == 2)
+            yield action, self.times.compute(self.rank, work)
+
+    def _note(self, parts: list[tuple[Action, float]], start: float, taken: float) -> None:
+        """One span an action. Those of a Pair share its time as they share its duration."""
+        whole = sum(seconds for _, seconds in parts)
+        for action, seconds in parts:
+            end = start + taken * (seconds / whole if whole else 1 / len(parts))
+            name = f"{action.kind}{action.microbatch}"
+            self.spans.append(Span(self.rank, COMPUTE, name, start, end))
+            start = end
+
+
+def timeline(spans: Iterable[Iterable[Span]]) -> Timeline:
+    """The ranks' spans on one clock, which starts at 0."""
+    spans = [span for own in spans for span in own]
+    zero = min(span.started for span in spans)
+    shifted = ((*span[:3], span.started - zero, span.finished - zero) for span in spans)
+    return Timeline(tuple(map(Span._make, shifted)))

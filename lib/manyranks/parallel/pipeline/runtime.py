@@ -1,7 +1,7 @@
 """A schedule executed: the stages of a model on several ranks, with real gradients.
 
     stages = split(model, schedule.stages)
-    mine = {s: stages[s] for s, r in enumerate(schedule.placement) if r == dist.get_rank()}
+    mine = {s: stages[s] for s in schedule.stages_of(dist.get_rank())}
     pipeline = Pipeline(mine, schedule, loss=loss)
     losses = pipeline.step(inputs, targets)  # then the optimizer
 
@@ -12,16 +12,16 @@ what it uses from its mailbox, computes, and sends what another stage uses.
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from manyranks.parallel.data_parallel import DataParallel
-from manyranks.parallel.fsdp import FullyShardedDataParallel
-from manyranks.parallel.pipeline.actions import (
+from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
+from manyranks.parallel.pipeline.program import Pace, Times
+from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
     INPUT,
@@ -32,13 +32,25 @@ from manyranks.parallel.pipeline.actions import (
     forwards,
     singles,
 )
-from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
+from manyranks.parallel.pipeline.split import Shared, Tied
 from manyranks.parallel.pipeline.split_backward import SplitBackward
-from manyranks.parallel.pipeline.tied import Tied
 from manyranks.parallel.pipeline.verify import verify
+from manyranks.timeline import Span
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Pace = Callable[[Action | Pair], AbstractContextManager]
+
+
+class Wrapper(Protocol):
+    """What a stage may be in: a module that averages or shards gradients over other ranks.
+
+    Those of parallel.data_parallel, parallel.fsdp and parallel.expert are examples.
+    """
+
+    def no_sync(self) -> AbstractContextManager:
+        """Gradients that backwards make inside stay on this rank, and add up."""
+
+    def finish(self) -> None:
+        """Ends a step, after its last backward: returns when the gradients are reduced."""
 
 
 class Pipeline:
@@ -50,13 +62,13 @@ class Pipeline:
     loss: from the last stage's output and the targets to a scalar, a mean over them.
     pace: called with each Action or Pair, gives a context manager that it computes in.
     ties: False leaves that sum to tie(), for gradients that are averaged after step().
-    A stage may be in a wrapper of parallel.data_parallel or in FullyShardedDataParallel,
-    over other ranks: its gradients leave in the stage's last B or W, and step() calls
-    finish().
+    A stage may be in a Wrapper over other ranks: all but its last B or W is in no_sync(),
+    so that its gradients leave in this one, and step() calls finish().
     Raises ValueError for stages that are not those of this rank, a group of another size, a
-    schedule that cannot run, no loss on the last stage's rank, and a shared parameter that
-    is sharded, or in two wrappers on this rank (wrap a ModuleList of the stages instead,
-    and finish() it after step()); at the first step(), for ranks with other schedules.
+    schedule that cannot run, no loss on the last stage's rank, half a Wrapper, and a shared
+    parameter that is sharded, or in two wrappers on this rank (wrap a ModuleList of the
+    stages, and finish() it after step()); at the first step(), for ranks with other
+    schedules.
     """
 
     def __init__(
@@ -65,7 +77,7 @@ class Pipeline:
         schedule: Schedule,
         group: dist.ProcessGroup | None = None,
         loss: Loss | None = None,
-        pace: Pace | None = None,
+        pace: Callable[[Action | Pair], AbstractContextManager] | None = None,
         ties: bool = True,
     ):
         verify(schedule)
@@ -74,10 +86,13 @@ class Pipeline:
         if loss is None and schedule.stages - 1 in stages:
             raise ValueError("this rank has the last stage: give it a loss")
         self.stages, self.schedule, self.loss = dict(stages), schedule, loss
+        self.wrappers = {s: stage for s, stage in stages.items() if _is_wrapper(s, stage)}
         self.pace = pace or (lambda item: nullcontext())
         self.routes = Routes(schedule, group)
         self._items, self._agreed = schedule.ranks[self.routes.rank], False
         self._tied, self._ties = Tied(self.stages, schedule, group), ties
+        for shared in self._tied.shared:
+            _check_shared(shared, self.stages, self.wrappers)
         actions = schedule.actions(self.routes.rank)
         self.splits = {(a.stage, a.microbatch) for a in actions if a.kind == INPUT}
         # In a stage's last B or W its gradients are complete, and may leave.
@@ -100,9 +115,8 @@ class Pipeline:
             self._agreed = True
         self._tied.begin()
         step.run(self._items)
-        for stage in self.stages.values():
-            if isinstance(stage, (DataParallel, FullyShardedDataParallel)):
-                stage.finish()
+        for wrapper in self.wrappers.values():
+            wrapper.finish()
         if self._ties:
             self.tie()
         return step.shares()
@@ -124,6 +138,27 @@ class Pipeline:
         step = _Step(self, inputs, targets, Routes(schedule, self.routes.group))
         step.run(schedule.ranks[self.routes.rank])
         return step.shares()
+
+
+def paced(schedule: Schedule, times: Times) -> list[Span]:
+    """This rank's spans of one step with a Pace, whose stages compute next to nothing.
+
+    A step that is not paced comes first: in it the ranks tell each other their shapes.
+    Raises RuntimeError where more than one action in ten takes longer than it may.
+    """
+    stages = {s: nn.Linear(1, 1) for s in schedule.stages_of(dist.get_rank())}
+    batch = torch.ones(schedule.microbatches, 1, device="cpu")
+    pipeline = Pipeline(stages, schedule, loss=nn.functional.mse_loss)
+    pipeline.step(batch, batch)
+    dist.barrier()
+    pace = pipeline.pace = Pace(times, dist.get_rank())
+    pipeline.step(batch, batch)
+    if len(pace.overruns) > len(pace.spans) / 10:
+        raise RuntimeError(
+            f"{len(pace.overruns)} of {len(pace.spans)} actions took longer than they may: "
+            "give longer times, or stop what else this machine does"
+        )
+    return pace.spans
 
 
 class _Flight(NamedTuple):
@@ -199,17 +234,15 @@ class _Step:
 
     def _accumulating(self, action: Action) -> AbstractContextManager:
         """In it, gradients stay on this rank. Those of a stage's last B or W may leave."""
-        stage = self._stages[action.stage]
+        wrapper = self._pipeline.wrappers.get(action.stage)
         may_leave = action == self._pipeline.last[action.stage]
-        if may_leave or not isinstance(stage, (DataParallel, FullyShardedDataParallel)):
-            return nullcontext()
-        return stage.no_sync()
+        return nullcontext() if may_leave or wrapper is None else wrapper.no_sync()
 
     def _forward(self, s: int, k: int, x: Tensor) -> Tensor | None:
         stage = self._stages[s]
         learns = s > 0 and x.is_floating_point() and torch.is_grad_enabled()
         x = x.detach().requires_grad_(learns)
-        split = SplitBackward(_inner(stage)) if (s, k) in self._pipeline.splits else None
+        split = SplitBackward(stage) if (s, k) in self._pipeline.splits else None
         with split or nullcontext():
             y = stage(x.view_as(x))  # no leaf: on those, I keeps FSDP's hooks silent
         made = _checked(y, s).detach()
@@ -273,13 +306,6 @@ def _checked(y: object, s: int) -> Tensor:
     return y
 
 
-def _inner(stage: nn.Module) -> nn.Module:
-    """The stage itself, without what shards it or averages its gradients."""
-    while isinstance(stage, (DataParallel, FullyShardedDataParallel)):
-        stage = stage.module
-    return stage
-
-
 def _device(stages: Mapping[int, nn.Module]) -> torch.device:
     tensors = (p for stage in stages.values() for p in stage.parameters())
     return next((p.device for p in tensors), torch.device("cpu"))
@@ -309,9 +335,38 @@ def _check_agreed(
 
 
 def _check_stages(stages: Mapping[int, nn.Module], schedule: Schedule, rank: int) -> None:
-    own = [s for s, owner in enumerate(schedule.placement) if owner == rank]
-    if sorted(stages) != own:
+    if sorted(stages) != (own := schedule.stages_of(rank)):
         raise ValueError(
             f"stages {sorted(stages)} given to rank {rank}: {schedule.name} places {own} "
             "there; give these"
+        )
+
+
+def _is_wrapper(s: int, stage: nn.Module) -> bool:
+    has = [name for name in ("no_sync", "finish") if callable(getattr(stage, name, None))]
+    if len(has) == 1:
+        raise ValueError(
+            f"stage {s} is a {type(stage).__name__}, which has {has[0]}() alone: a wrapper "
+            "has no_sync(), inside which gradients stay, and finish(), which reduces them; "
+            "give it both, or neither, or take one of parallel.data_parallel"
+        )
+    return len(has) == 2
+
+
+def _check_shared(
+    shared: Shared, stages: Mapping[int, nn.Module], wrappers: Mapping[int, Wrapper]
+) -> None:
+    """Each wrapper averages what it has, when its own stage's gradients are complete."""
+    here = [s for s in shared.stages if s in stages]
+    if hasattr(shared.parameter, "whole") and len(shared.stages) > 1:
+        raise ValueError(
+            f"stages {shared.stages} share a parameter that is sharded in stage {here[0]}: "
+            "the gradients' parts would not fit each other; untie it, or use data "
+            "parallelism"
+        )
+    if len(here) > 1 and wrappers.keys() & here:
+        raise ValueError(
+            f"stages {here} share a parameter, and each is in a wrapper that would average "
+            "it: put an nn.ModuleList of this rank's stages into one, give Pipeline the "
+            "stages themselves, and call the wrapper's finish() after step()"
         )

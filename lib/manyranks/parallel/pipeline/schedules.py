@@ -1,27 +1,104 @@
-"""Pipeline schedules, each a pure function of p ranks, m micro-batches and v stages a rank.
+"""A pipeline schedule as data: for each rank, what it does, in order. And the known ones.
 
-A rank's table is written as a list of steps, such as [F] * warm_up + [F, B] * m. A step
-says what is done, for which stage; `_numbered` adds the micro-batch. Every schedule allows
-any m ≥ 1: with few micro-batches it is the same table without those that there are not.
-`automatic` finds a schedule for given times and memory, as automatic.py says.
+    F   forward of one micro-batch through one stage
+    B   its whole backward, which is I and W together
+    I   gradient of the stage's input, for the stage before it
+    W   gradient of the stage's weights
+
+A message is no action: an F needs the output of the stage before it, an I or B the gradient
+from the stage after it, and whoever runs the schedule sends them.
+
+Each schedule is a pure function of p ranks, m micro-batches and v stages a rank. A rank's
+table is written as a list of steps, such as [F] * warm_up + [F, B] * m. A step says what is
+done, for which stage; `_numbered` adds the micro-batch. Every schedule allows any m ≥ 1:
+with few micro-batches it is the same table without those that there are not.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
-from manyranks.parallel.pipeline.actions import (
-    BACKWARD,
-    FORWARD,
-    INPUT,
-    WEIGHT,
-    Action,
-    Pair,
-    Schedule,
-)
-from manyranks.parallel.pipeline.automatic import search
-from manyranks.parallel.pipeline.program import Times
+FORWARD, BACKWARD, INPUT, WEIGHT = "F", "B", "I", "W"
+KINDS = (FORWARD, BACKWARD, INPUT, WEIGHT)
+PARTS = {kind: (kind,) for kind in KINDS} | {BACKWARD: (INPUT, WEIGHT)}
+
+# What must be over before an action: a kind, and of which stage, counted from its own.
+# A stage that does not exist is not waited for.
+NEEDS = {
+    FORWARD: ((FORWARD, -1),),
+    BACKWARD: ((FORWARD, 0), (INPUT, +1)),
+    INPUT: ((FORWARD, 0), (INPUT, +1)),
+    WEIGHT: ((INPUT, 0),),
+}
+
+
+class Action(NamedTuple):
+    """kind: one of KINDS; stage, microbatch: counted from 0."""
+
+    kind: str
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.microbatch} of stage {self.stage}"
+
+
+class Pair(NamedTuple):
+    """A forward and a backward that one rank computes side by side, as DualPipe does."""
+
+    forward: Action
+    backward: Action
+
+
+def singles(item: Action | Pair) -> tuple[Action, ...]:
+    """The actions of a cell: one, or the forward and the backward of a Pair."""
+    return item if type(item) is Pair else (item,)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """ranks[r]: the Actions (or Pairs) of rank r, in order.
+
+    placement[s]: the rank of stage s; microbatches: m. Nothing is checked here: verify is.
+    """
+
+    name: str
+    microbatches: int
+    placement: tuple[int, ...]
+    ranks: tuple[tuple[Action | Pair, ...], ...]
+
+    @property
+    def stages(self) -> int:
+        return len(self.placement)
+
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """The rank that does a stage's part of a micro-batch; in DualPipe there are two."""
+        return self.placement[stage]
+
+    def ranks_of(self, stage: int) -> tuple[int, ...]:
+        """The ranks that have a copy of the stage."""
+        return (self.placement[stage],)
+
+    def stages_of(self, rank: int) -> list[int]:
+        return [stage for stage in range(self.stages) if rank in self.ranks_of(stage)]
+
+    def actions(self, rank: int) -> tuple[Action, ...]:
+        """The rank's, with pairs taken apart, the forward first."""
+        return tuple(action for item in self.ranks[rank] for action in singles(item))
+
+
+def forwards(placement: tuple[int, ...], m: int) -> Schedule:
+    """m micro-batches, one after another through all stages, and no way back."""
+    order = [Action(FORWARD, s, k) for k in range(m) for s in range(len(placement))]
+    ranks = [
+        tuple(action for action in order if placement[action.stage] == rank)
+        for rank in range(max(placement) + 1)
+    ]
+    return Schedule("forwards", m, placement, tuple(ranks))
+
 
 Step = tuple[str, int | None]  # kind and stage
 Steps = Iterable[Step | tuple[Step, Step]]
@@ -150,7 +227,7 @@ def dualpipe_v(p: int, m: int) -> Schedule:
     one stage, (p − 1)(F&B + B − 3W) for m ≥ 2p where a pair's F&B is F + B, and less where
     it takes less; 2p + 1 stages' activations in flight.
     Raises ValueError for p or m below 1. Source: DualPipe, arXiv 2412.19437, section 3.2.1,
-    cut in half as in the DualPipe repository.
+    cut in half as in the DualPipe repository; dualpipe.py has it whole.
     """
     check_degrees(p=p, m=m)
     ranks = []
@@ -240,41 +317,3 @@ def check_degrees(**degrees: int) -> None:
     for name, value in degrees.items():
         if type(value) is not int or value < 1:
             raise ValueError(f"{name}={value!r}: must be a whole number, 1 or more")
-
-
-def automatic(
-    p: int,
-    m: int,
-    F: float | Sequence[float] = 1.0,
-    I: float | Sequence[float] = 1.0,  # noqa: E741 the field's name of it
-    W: float | Sequence[float] = 1.0,
-    communication: float = 0.0,
-    memory: int | None = None,
-    placement: Sequence[int] | None = None,
-) -> Schedule:
-    """The schedule with the least bubble, then makespan, of all it tries. Deterministic.
-
-    F, I, W: seconds, one number or one for each stage. communication: seconds of a message.
-    memory: most activations that a rank may hold, each of one micro-batch in one stage;
-    None: no cap. placement: the rank of each stage, by default one stage a rank. Never
-    worse than a hand-written schedule with this placement that keeps to the cap; not always
-    the best there is. Raises ValueError for numbers that cannot be, and for a cap below the
-    stages of a rank. Source of the idea: arXiv 2401.10241, section 3.
-    """
-    check_degrees(p=p, m=m)
-    placement = tuple(range(p) if placement is None else placement)
-    times = Times(F, I, W, latency=communication)
-    return search(p, m, times, memory, placement, handwritten(p, m, placement))
-
-
-def handwritten(p: int, m: int, placement: tuple[int, ...]) -> list[Schedule]:
-    """The schedules that have this placement of stages."""
-    found, v = [], len(placement) // p
-    if placement == one_stage_a_rank(p):
-        found += [zb_h2(p, m), zb_h1(p, m), one_f_one_b(p, m)]
-        found += [gpipe(p, m), naive(p, m)]
-    elif placement == looped(p, v):
-        found.append(interleaved(p, m, v))
-    if placement == v_shape(p):
-        found += [zb_v(p, m), dualpipe_v(p, m)]
-    return found

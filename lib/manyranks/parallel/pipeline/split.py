@@ -5,15 +5,27 @@
 
 The embedding and the head are parts as the layers are: they cost something too, and may end
 up with fewer layers beside them, or none.
+
+They may also be one parameter, which several stages then share. Each rank that has such a
+stage has a copy, and the gradient of what its own stages do with it. The parameter's
+gradient is the sum: an all-reduce between these ranks, nearly always the first and the
+last. Two of them swap gradients and add, which is as many bytes as any all-reduce of two
+sends, and takes no group of their own, which all ranks of all pipelines would have to make
+together. Copies that start equal so stay equal.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+from manyranks.parallel.collectives.messages import members, wait
+from manyranks.parallel.pipeline.schedules import Schedule
 
 Cut = tuple[float, tuple[int, ...]]  # the sum of the stages' squares, and their sizes
 
@@ -144,3 +156,68 @@ def _shared(cut: list[list[nn.Module]], stage: int) -> list[Shared]:
     own = dict.fromkeys(p for part in cut[stage] for p in part.parameters())
     used = {p: tuple(s for s in range(len(cut)) if p in of[s]) for p in own}
     return [Shared(p, stages) for p, stages in used.items() if len(stages) > 1]
+
+
+class Tied:
+    """This rank's parameters that other ranks' stages have, too.
+
+    shared: all of its stages', also those that no other rank has.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        schedule: Schedule,
+        group: dist.ProcessGroup | None,
+    ):
+        copies = [
+            Shared(parameter, (s,))
+            for s, stage in stages.items()
+            for parameter in stage.parameters()
+            if len(schedule.ranks_of(s)) > 1 and parameter.requires_grad
+        ]
+        self.shared = copies + [
+            one
+            for stage in stages.values()
+            for part in stage.modules()
+            for one in (part.shared if isinstance(part, Stage) else ())
+            if one.parameter.requires_grad
+        ]
+        self._everyone = members(group)
+        self._shared_by: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        placed = {
+            p: sorted({r for s in of for r in schedule.ranks_of(s)})
+            for p, of in self.shared
+        }
+        for parameter, ranks in placed.items():
+            if len(ranks) > 1:
+                self._shared_by.setdefault(tuple(ranks), []).append(parameter)
+
+    def begin(self) -> None:
+        """Before the step: gradients of earlier steps, already summed, count once."""
+        for ranks, parameters in self._shared_by.items():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= len(ranks)
+
+    def finish(self) -> None:
+        """After the step: each gradient becomes the sum of the ranks', in their order."""
+        for ranks, parameters in sorted(self._shared_by.items(), key=lambda one: one[0]):
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            grads = [parameter.grad for parameter in parameters]
+            parts = self._swapped(torch.cat([grad.flatten() for grad in grads]), ranks)
+            sums = sum(parts[1:], start=parts[0]).split([grad.numel() for grad in grads])
+            for grad, total in zip(grads, sums, strict=True):
+                grad.copy_(total.view_as(grad))
+
+    def _swapped(self, own: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
+        """What each of the ranks has, of which this is one."""
+        rank = self._everyone.place
+        parts = {r: own if r == rank else torch.empty_like(own) for r in ranks}
+        others = [r for r in ranks if r != rank]
+        works = [self._everyone.post(own, r, parts[r], r) for r in others]
+        for both in works:
+            wait(both)
+        return list(parts.values())

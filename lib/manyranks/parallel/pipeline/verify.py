@@ -14,7 +14,7 @@ messages are received in another order than they are sent. `verify` refuses both
 from collections.abc import Iterator
 from itertools import product
 
-from manyranks.parallel.pipeline.actions import (
+from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
     INPUT,
@@ -42,9 +42,8 @@ def verify(schedule: Schedule, memory: int | None = None) -> None:
     """
     _check_placement(schedule)
     positions = _check_complete(schedule)
-    _check_rows(schedule, positions)
-    _check_lanes(schedule, positions)
     _check_order(schedule, positions)
+    _check_lanes(schedule, positions)
     if memory is not None:
         _check_memory(schedule, memory)
 
@@ -76,19 +75,20 @@ def _check_placement(schedule: Schedule) -> None:
 
 def _check_complete(schedule: Schedule) -> Positions:
     """Each F, I and W once, also in a B, on the rank of its stage. Returns where."""
-    m, placement = schedule.microbatches, schedule.placement
-    found = {step: {} for step in product((FORWARD, INPUT, WEIGHT), range(len(placement)))}
+    m = schedule.microbatches
+    found = {step: {} for step in product((FORWARD, INPUT, WEIGHT), range(schedule.stages))}
     for rank in range(len(schedule.ranks)):
         for position, kind, stage, i in _parts(schedule, rank):
             at = found.get((kind, stage))
-            known = at is not None and placement[stage] == rank and 0 <= i < m
+            known = at is not None and 0 <= i < m and schedule.rank_of(stage, i) == rank
             if not known or i in at:
                 problem = _misplaced(schedule, rank, Action(kind, stage, i))
                 raise _error(schedule, rank, position, problem)
             at[i] = position
     for (kind, stage), at in found.items():
         if missing := set(range(m)) - set(at):
-            rank, action = placement[stage], Action(kind, stage, min(missing))
+            action = Action(kind, stage, min(missing))
+            rank = schedule.rank_of(*action[1:])
             problem = f"{_as_written(schedule, action)} is missing"
             raise _error(schedule, rank, len(schedule.ranks[rank]), problem)
     return found
@@ -111,50 +111,10 @@ def _misplaced(schedule: Schedule, rank: int, action: Action) -> str:
         return f"{action}: no such stage; there are 0 to {schedule.stages - 1}"
     if not 0 <= i < schedule.microbatches:
         return f"{action}: no such micro-batch; there are 0 to {schedule.microbatches - 1}"
-    action, owner = _as_written(schedule, action, rank), schedule.placement[stage]
+    action, owner = _as_written(schedule, action, rank), schedule.rank_of(stage, i)
     if owner != rank:
         return f"{action} is not this rank's: the stage is on rank {owner}"
     return f"{action} is done twice"
-
-
-def _check_rows(schedule: Schedule, positions: Positions) -> None:
-    """What an action needs of its own rank stands before it in the row."""
-    placement = schedule.placement
-    for (kind, stage), own in positions.items():
-        for needed, offset in NEEDS[kind]:
-            before = positions.get((needed, stage + offset), {})
-            if not before or placement[stage + offset] != placement[stage]:
-                continue
-            for i, position in own.items():
-                if before[i] > position or (before[i] == position and kind != WEIGHT):
-                    rank, need = placement[stage], Action(needed, stage + offset, i)
-                    need = _as_written(schedule, need)
-                    item = _name(schedule.ranks[rank][position])
-                    problem = f"{item} comes before {need}, which it needs"
-                    raise _error(schedule, rank, position, problem)
-
-
-def _check_lanes(schedule: Schedule, positions: Positions) -> None:
-    """What crosses a boundary between stages is received in the order of sending."""
-    for s, rank in enumerate(schedule.placement[:-1]):
-        if rank != schedule.placement[s + 1]:
-            for kind, source, to in ((FORWARD, s, s + 1), (INPUT, s + 1, s)):
-                if list(positions[kind, source]) != list(positions[kind, to]):
-                    raise _crossed(schedule, positions, kind, source, to)
-
-
-def _crossed(schedule: Schedule, at: Positions, kind: str, s: int, to: int) -> ValueError:
-    both = zip(at[kind, s], at[kind, to], strict=True)
-    sent, wanted = next(pair for pair in both if pair[0] != pair[1])
-    sender, taker = schedule.placement[s], schedule.placement[to]
-    three = Action(kind, to, wanted), Action(kind, s, wanted), Action(kind, s, sent)
-    held, waits, first = (_as_written(schedule, action) for action in three)
-    problem = (
-        f"deadlock: {held} waits for {waits}, but\n"
-        f"  rank {sender} first sends what {first} gives, which is taken\n"
-        f"  later, at position {at[kind, to][sent]}; no message overtakes another"
-    )
-    return _error(schedule, taker, at[kind, to][wanted], problem)
 
 
 def _check_order(schedule: Schedule, positions: Positions) -> None:
@@ -172,8 +132,12 @@ def _check_order(schedule: Schedule, positions: Positions) -> None:
 def _host(schedule: Schedule, rank: int, done: Done, waiting: Waiting) -> Iterator[list]:
     """Goes through the rank's table. Where it is held, says whom it has set free."""
     freed: list[int] = []
-    for item in schedule.ranks[rank]:
+    for position, item in enumerate(schedule.ranks[rank]):
         for need in _needs(item, done):
+            if schedule.rank_of(*need[1:]) == rank:
+                need = _as_written(schedule, need)
+                problem = f"{_name(item)} comes before {need}, which it needs"
+                raise _error(schedule, rank, position, problem)
             waiting[need] = rank
             yield freed
             freed = []
@@ -198,7 +162,7 @@ def _circle(schedule: Schedule, at: Positions, waiting: Waiting, done: Done) -> 
     """The error that names the ranks that wait for each other."""
     needed = {rank: need for need, rank in waiting.items()}
     path = [min(needed)]
-    while (after := schedule.placement[needed[path[-1]].stage]) not in path:
+    while (after := schedule.rank_of(*needed[path[-1]][1:])) not in path:
         path.append(after)
     circle = path[path.index(after) :]
     stuck = {rank: _reached(schedule, rank, done) for rank in circle}
@@ -207,7 +171,7 @@ def _circle(schedule: Schedule, at: Positions, waiting: Waiting, done: Done) -> 
         kind, stage, i = need = needed[rank]
         need = _as_written(schedule, need)
         waits = f"{_name(schedule.ranks[rank][here])}, waits for {need}"
-        there = f"rank {schedule.placement[stage]} does at position {at[kind, stage][i]}"
+        there = f"rank {schedule.rank_of(stage, i)} does at position {at[kind, stage][i]}"
         lines.append(f"  rank {rank} at position {here}, {waits}, which {there}")
     return _error(schedule, circle[0], stuck[circle[0]], "\n".join(lines))
 
@@ -218,6 +182,34 @@ def _reached(schedule: Schedule, rank: int, done: Done) -> int:
         if i not in done[kind, stage]:
             return position
     return len(schedule.ranks[rank])
+
+
+def _check_lanes(schedule: Schedule, at: Positions) -> None:
+    """What crosses a boundary between stages is received in the order of sending."""
+    for s in range(schedule.stages - 1):
+        for kind, source, to in ((FORWARD, s, s + 1), (INPUT, s + 1, s)):
+            before: dict[tuple[int, int], int] = {}  # by lane: its last micro-batch
+            for i in at[kind, source]:
+                lane = schedule.rank_of(source, i), schedule.rank_of(to, i)
+                sent = before.get(lane, i)
+                if lane[0] != lane[1] and at[kind, to][i] < at[kind, to][sent]:
+                    raise _crossed(
+                        schedule, at, Action(kind, source, sent), Action(kind, to, i)
+                    )
+                before[lane] = i
+
+
+def _crossed(schedule: Schedule, at: Positions, sent: Action, wanted: Action) -> ValueError:
+    sender, taker = (schedule.rank_of(*one[1:]) for one in (sent, wanted))
+    here, later = (at[wanted[:2]][one.microbatch] for one in (wanted, sent))
+    need = wanted._replace(stage=sent.stage)
+    held, waits, first = (_as_written(schedule, one) for one in (wanted, need, sent))
+    problem = (
+        f"deadlock: {held} waits for {waits}, but\n"
+        f"  rank {sender} first sends what {first} gives, which is taken\n"
+        f"  later, at position {later}; no message overtakes another"
+    )
+    return _error(schedule, taker, here, problem)
 
 
 def _check_memory(schedule: Schedule, memory: int) -> None:
@@ -232,7 +224,7 @@ def _check_memory(schedule: Schedule, memory: int) -> None:
 
 def _as_written(schedule: Schedule, action: Action, rank: int | None = None) -> Action:
     """The B of which the action is a part, where the stage's row has no I and W for it."""
-    rank = schedule.placement[action.stage] if rank is None else rank
+    rank = schedule.rank_of(*action[1:]) if rank is None else rank
     own = [a for a in schedule.actions(rank) if a.stage == action.stage]
     same = {a.kind for a in own if a.microbatch == action.microbatch} - {FORWARD}
     kinds = same or {a.kind for a in own}
@@ -270,5 +262,5 @@ def _cell(schedule: Schedule, rank: int, position: int) -> str:
     items = schedule.ranks[rank]
     if position >= len(items):
         return "."
-    form = "{0}{2}s{1}" if schedule.stages > len(schedule.ranks) else "{0}{2}"
+    form = "{0}{2}s{1}" if len(schedule.stages_of(rank)) > 1 else "{0}{2}"
     return "+".join(form.format(*action) for action in singles(items[position]))
