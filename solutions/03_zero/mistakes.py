@@ -273,6 +273,18 @@ class AssignsData(Stage1):
             p.grad = None
 
 
+TRIED = {"a tensor": torch.ones(500, 500), "an array": torch.ones(500, 500).numpy(), "a list": [0.5 * k for k in range(20_000)]}
+
+
+@also_right("Stage1")
+class HasVariablesOfAnotherCell(Stage1):
+    """They aren't this optimizer's: the judge that counts has all that a notebook's cells have made."""
+
+    def step(self):
+        super().step()
+        assert len(TRIED) == 3
+
+
 @mistake("Stage1", "nothing was sent, and nothing changed: was params a generator that was empty the second time? list(params)")
 class GoesThroughParamsTwice(Stage1):
     def __init__(self, params, optimizer_class, **kwargs):

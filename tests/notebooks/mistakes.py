@@ -282,6 +282,24 @@ def recompute(layer, x):
     return Visible.apply(layer, x, *layer.parameters())
 """
 
+_FORWARD = """\
+def forward(stage, tokens, send=dist.send):
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    x = tokens if rank == 0 else receive(rank - 1, len(tokens))
+    y = stage(x)
+    if rank < last:
+        send(y.detach(), rank + 1)
+    return x, y
+"""
+_ONE_F_ONE_B = """\
+def one_f_one_b(rank, p, m):
+    ahead = min(p - 1 - rank, m)
+    order = [("F", k) for k in range(ahead)]
+    for k in range(m):
+        order += [("F", ahead + k), ("B", k)]
+    return order
+"""
+
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -323,6 +341,15 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
             "def policy(operator):\n    return str(operator) == mm",
             "for attention it says False",
         ),
+    },
+    "05_pipeline": {
+        "forward": (_FORWARD, "ask autograd for one"),
+        "gpipe": (
+            'def gpipe(rank, p, m):\n    return [(kind, k) for k in range(m) for kind in "FB"]',
+            "run as F0 B0 F1 B1 F2 B2; it should be F0 F1 F2 B0 B1 B2",
+        ),
+        "one_f_one_b": (_ONE_F_ONE_B, "with p = 4 and m = 8, rank 0 does F0 F1 F2 F3 B0 F4"),
+        "halves": ("def halves(x, weight, grad):\n    return grad @ weight, x.T @ grad", "they should be [(5, 3), (2, 3)]"),
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),

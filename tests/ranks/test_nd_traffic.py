@@ -83,7 +83,8 @@ def two_steps(gpt: GPTConfig, plan: Plan) -> int:
 
 
 def states(gpt: GPTConfig, plan: Plan, rank: int) -> int:
-    return nd.of_rank(gpt.shape(), plan, mesh_of(plan).coordinates(rank), counter=0).total
+    found = nd.of_rank(gpt.shape(), plan, mesh_of(plan).coordinates(rank))
+    return found.total - found.counters
 
 
 def alive() -> int:

@@ -65,11 +65,45 @@ def test_each_step_of_the_script_is_one_process_and_sends_the_bytes_of_theory(n,
                 assert sent == [sharding.sent(units(alone), n, 3, 8, 8).total] * n
 
 
-def test_a_rank_without_a_sequence_is_refused():
+def by_name(results: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """All stages' weights."""
+    return {name: tensor for found in results for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("n", "pp", "m"), matrix([(2, 2, 1), (4, 2, 3), (3, 3, 2), (4, 4, 5), (4, 4, 3), (2, 1, 3)], [(4, 2, 3)])
+)
+def test_stages_are_one_process_and_send_what_theory_says(n, pp, m, alone):
+    d = n // pp
+    shares = [len(share) for share in torch.empty(SIZES["batch"]).tensor_split(d)]
+    with mr.World(n) as world:
+        for path in STEPS[3:]:
+            two, three = (world.measure(weights, path, steps, pp=pp, micro=m) for steps in (2, 3))
+            found = by_name(three.results)
+            assert found.keys() == alone.keys()
+            assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-9, path.stem
+            for rank, own in enumerate(three.results):
+                stage, place = divmod(rank, d)
+                size = shares[place] * SIZES["seq"] * SIZES["hidden"] * 8
+                messages = size * ((stage < pp - 1) + (stage > 0))
+                sharded = sharding.sent(units(own), d, 2 if m > 1 else 3, 8, 8).total
+                total = collectives.sent_bytes("all_reduce", 1, 8, n)[rank]
+                assert three.payload_bytes[rank] - two.payload_bytes[rank] == messages + sharded + total
+
+
+@pytest.mark.parametrize(("pp", "m", "batch", "said"), [(1, 1, 1, "batch=1 on 2 ranks"), (1, 6, 11, "m=6: use at least 12")])
+def test_a_rank_without_a_sequence_is_refused(pp, m, batch, said):
     with mr.World(2) as world:
-        for path in STEPS:
-            with pytest.raises(mr.RankFailed, match="batch=1 on 2 ranks"):
-                world.run(weights, path, 1, batch=1)
+        for path in STEPS if m == 1 else STEPS[3:]:
+            how = {"pp": pp, "micro": m} if path in STEPS[3:] else {}
+            with pytest.raises(mr.RankFailed, match=said):
+                world.run(weights, path, 1, batch=batch, **how)
+
+
+@pytest.mark.parametrize(("pp", "said"), [(3, "pp=3 on 4 ranks, 6 parts: divide 4"), (8, "pp=8 on 4 ranks")])
+def test_stages_that_ranks_cannot_share_are_refused(pp, said):
+    with mr.World(4) as world, pytest.raises(mr.RankFailed, match=said):
+        world.run(weights, STEPS[3], 1, pp=pp)
 
 
 def test_recomputation_needs_less_memory(alone):

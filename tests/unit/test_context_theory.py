@@ -80,17 +80,6 @@ def test_tensor_parallelism_sends_n_times_what_ulysses_sends(n, b, units):
     assert megatron.bytes == n * context.ulysses(*sizes).forward.bytes
 
 
-def test_the_published_formulas_are_ours_but_for_a_rank_s_own_part_and_the_log_sum_exp():
-    found = tables.formulas(1024, 8, 16, 4)
-    assert [row.ours / row.value for row in found] == [3 / 4, 3 / 4, 1, 1, 1 + 1 / (6 * 16)]
-    assert [row.value for row in found] == [eval_(row.formula, 1024, 8 * 16, 4) for row in found]
-
-
-def eval_(formula: str, tokens: int, hidden: int, ranks: int) -> float:
-    block = tokens // ranks
-    return eval(formula.replace("^", "**"), {"N": tokens, "h": hidden, "P": ranks, "d": hidden, "c": block, "b": 1})
-
-
 # Scores under a mask
 
 
@@ -141,17 +130,16 @@ def test_tiles_of_one_token_compute_what_the_mask_lets_through(layout, n, units)
 def test_the_balance_of_each_layout_is_its_closed_form(n, units):
     seq = 2 * n * units
     balance = {layout: context.balance(context.work(seq, n, layout)) for layout in context.LAYOUTS}
-    assert balance["contiguous"] == pytest.approx(context.contiguous_balance(n, seq), rel=1e-12)
-    assert balance["striped"] == pytest.approx(context.striped_balance(n, seq), rel=1e-12)
+    assert balance["contiguous"] == pytest.approx(2 - 1 / n - (1 - 1 / n) / (seq + 1), rel=1e-12)
+    assert balance["striped"] == pytest.approx(1 + (n - 1) / (seq + 1), rel=1e-12)
     assert balance["zigzag"] == 1
     whole = context.work(seq, n, "contiguous", tile=None)
-    assert context.balance(whole) == pytest.approx(context.contiguous_balance(n, whole=True), rel=1e-12)
+    assert context.balance(whole) == pytest.approx(2 * n / (n + 1), rel=1e-12)
 
 
 def test_a_long_sequence_cut_contiguously_takes_almost_twice_as_long():
     assert context.contiguous_balance(8) == 1.875
     assert context.balance(context.work(2**17, 8, "contiguous")) == pytest.approx(1.875, abs=1e-5)
-    assert context.contiguous_balance(8, whole=True) == 16 / 9
 
 
 def test_striped_skips_no_whole_block():
@@ -457,7 +445,6 @@ def test_no_sequence_fits_where_the_states_alone_do_not():
         (lambda: context.hops(1, 64, 8, 8, 16, 4, "h100"), "cluster='h100': give a Cluster"),
         (lambda: context.peak(1, 24, 8, 2, 16, 4, tile=0), "tile=0: must be"),
         (lambda: context.buffers(1, 1, 4, "gather"), "variant='gather': did you mean 'all-gather'?"),
-        (lambda: tables.formulas(1024, 8, 16, 1), "n=1: give 2 ranks or more"),
         (lambda: context.longest(LLAMA, "plan", H100), "plan='plan': give a Plan"),
         (lambda: context.longest(LLAMA, Plan(tp=3), H100), "tp=3 does not divide"),
     ],

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from manyranks.theory import ModelShape, Plan, clusters, data_parallel, layer, memory, nd, network, pace, states, step
+from manyranks.theory import ModelShape, Plan, clusters, layer, memory, nd, network, pace, states, step
 from manyranks.theory.architecture import parameters_of
 from manyranks.theory.expert import chances
 from manyranks.theory.published import steps
@@ -57,7 +57,7 @@ def assert_same(shape: ModelShape, plan: Plan, cluster) -> None:
     said = replace(plan, etp=plan.tp)
     one, other = (step.estimate(shape, each, cluster, gpus=plan.gpus) for each in (plan, said))
     assert (one.parts, one.warning) == (other.parts, other.warning)
-    for quantity in (memory.peak, memory.model_states, memory.rank_parameters, data_parallel.sent_bytes):
+    for quantity in (memory.peak, memory.model_states, memory.rank_parameters):
         assert quantity(shape, plan) == quantity(shape, said)
 
 
@@ -137,10 +137,10 @@ def test_the_gradients_of_experts_travel_among_the_edp_ranks_that_have_them():
     assert states.groups(plan) == (states.Group(4, 4, 2), states.Group(2, 2, 4))
     routed = 3 * 8 * 3 * 64 * 32  # layers, experts, matrices
     assert held.experts == routed / 4
-    # Reduced and gathered once, 2 bytes each: 3/4 of the dense parameters, and 1/2 of the experts.
-    assert data_parallel.sent_bytes(TINY, plan) == 2 * 2 * (3 / 4 * held.dense + 1 / 2 * routed / 4)
+    rows = states.rows(states.Holding((held,), (held,)), TINY, plan).items
+    assert [row.groups["shards"] for row in rows.values()] == [(4, 2), (2, 4)]
     cut = replace(plan, etp=None)  # half of every expert, on ranks of which no other has the same
-    assert data_parallel.sent_bytes(TINY, cut) == 2 * 2 * 3 / 4 * held.dense
+    assert states.groups(cut)[1] == states.Group(1, 1, 8)
 
 
 class Recorder:

@@ -29,6 +29,7 @@ from manyranks.theory import (
 )
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.pace import Both
+from manyranks.theory.plan import most_imbalance
 from manyranks.theory.published import expert as tables
 from manyranks.theory.published import steps
 from manyranks.timeline import Transfer, replay
@@ -177,7 +178,7 @@ def test_no_routing_is_less_balanced_than_the_worst(experts, top_k, ranks):
     own = experts // ranks
     all_to_the_first = [[tuple(range(top_k))] * 3] * ranks
     load = expert.of_ranks(expert.counts(all_to_the_first, experts), ranks)
-    assert expert.imbalance(load) == pytest.approx(expert.worst(experts, top_k, ranks))
+    assert expert.imbalance(load) == pytest.approx(most_imbalance(experts, top_k, ranks))
     assert max(load) == 3 * ranks * min(top_k, own)
 
 
@@ -282,13 +283,12 @@ def test_a_rank_of_dualpipe_does_what_one_of_the_v_with_half_the_ranks_does(p, m
 
 
 def test_the_phases_of_deepseek_s_step():
+    (run,) = steps.deepseek()
     phases = {phase.name: phase for phase in tables.phases()}
     assert list(phases) == ["1F", "bubble", "1B", "1W", "1F1B", "opt"]
     total = sum(phase.predicted for phase in phases.values())
-    assert (
-        total == pytest.approx(sum(phase.mean for phase in phases.values())) == pytest.approx(tables.measured_step(), rel=0.15)
-    )
-    assert sum(phase.measured for phase in phases.values()) == pytest.approx(tables.measured_step(), rel=0.002)
+    assert total == pytest.approx(sum(phase.mean for phase in phases.values())) == pytest.approx(run.measured, rel=0.15)
+    assert sum(phase.measured for phase in phases.values()) == pytest.approx(run.measured, rel=0.002)
     off = {name: abs(phase.error) for name, phase in phases.items()}
     assert max(off["1F"], off["1F1B"]) < 0.05
     assert max(off["bubble"], off["1W"], off["opt"]) < 0.2
@@ -366,7 +366,6 @@ def test_deepseek_s_own_layout_is_the_fastest_that_fits_and_tensor_parallelism_l
         (lambda: expert.two_hops_copies(8, 4, 4, 2, 4, 1), "1 groups have 2 experts"),
         (lambda: expert.of_ranks((1, 2, 3), 2), "3 experts on ranks=2"),
         (lambda: expert.imbalance(()), "counts is empty"),
-        (lambda: expert.worst(8, 2, 3), "ranks=3"),
         (lambda: expert.capacity(4, 2, 8, 0.0), "factor=0.0"),
         (lambda: step.estimate(V3, DEEPSEEK, H800, imbalance=0.9), "imbalance=0.9: with ep=64 the fullest rank has 1 to 32"),
         (lambda: step.estimate(V3, DEEPSEEK, H800, imbalance=33), "1 to 32 times"),

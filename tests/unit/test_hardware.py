@@ -20,7 +20,7 @@ def test_the_time_of_a_message_is_latency_plus_size_over_bandwidth():
 
 def test_half_of_the_bandwidth_is_reached_at_alpha_times_beta():
     assert LINK.half_bandwidth_bytes == pytest.approx(10_000)
-    assert LINK.achieved_bandwidth(LINK.half_bandwidth_bytes) == pytest.approx(LINK.bandwidth / 2)
+    assert LINK.seconds(10_000) == pytest.approx(2 * LINK.latency)
 
 
 @given(st.floats(1e-7, 1e-2), st.floats(1e6, 1e12))

@@ -148,18 +148,17 @@ def test_the_loss_keeps_small_gradients_in_float16_and_its_own_dtype():
 def test_sectors_of_a_strided_copy_are_theorys(stride, dtype):
     x = random(7 * 256 * 32, dtype=dtype).as_strided((256,), (stride,))
     counted = kernel.count(kernels.copy, x, block=64)
-    per_warp = [blocks.sectors(stride, itemsize=x.element_size(), offset=32 * stride * warp) for warp in range(8)]
-    assert counted.sectors("x") == sum(per_warp)
+    assert counted.sectors("x") == 8 * blocks.sectors(stride, itemsize=x.element_size())
     assert counted.sectors("out") == 256 * x.element_size() // blocks.SECTOR
-    lines = [blocks.sectors(stride, itemsize=x.element_size(), offset=32 * stride * warp, size=128) for warp in range(8)]
-    assert counted.accesses[0].lines == sum(lines)
+    lines = {(lane // 32, lane * stride * x.element_size() // 128) for lane in range(256)}
+    assert counted.accesses[0].lines == len(lines)
 
 
 @counting
 def test_a_transpose_moves_a_sector_per_element_unless_it_turns_its_tiles():
     for turned in (True, False):
         counted = kernel.count(kernels.transpose, random(64, 96), 32, turned)
-        assert counted.sectors() == blocks.transpose_sectors(64, 96, 4, turned)
+        assert counted.sectors() == blocks.transpose_sectors(64, 96, turned)
         assert counted.launches[0].trans_bytes == (32 * 32 * 4 if turned else 0)
         assert counted.accesses[-1].coalescing == (1 if turned else 1 / 8)
 

@@ -44,7 +44,7 @@ FIGURES = {
     "bought, few": lambda: mfu.bought({"model FLOPs": 0.41, "all else": 0.59}, 256),
     "rates": lambda: mfu.rates(RATES, "this machine"),
     "one rate": lambda: mfu.rates({"float32": {64: 1e9}}),
-    "a roof": lambda: mfu.roofline({"H100, bfloat16": H100}, OPERATORS, "Llama 3 8B"),
+    "a roof": lambda: mfu.roofline({"H100, bfloat16": H100}, OPERATORS),
     "a roof and what was measured": lambda: mfu.roofline({"this machine": MACHINE}, MEASURED),
     "roofs": lambda: mfu.roofline({"V100": V100, "H100": H100}),
     "a full roof": lambda: mfu.roofline({"H100": H100}, MANY),

@@ -55,15 +55,15 @@ def test_a_regime_names_the_axes_from_the_inside_out(plan, name):
     ],
 )
 def test_the_rules_choose_by_what_fits(model, gpus, seq, batch, regime):
-    plan = rules.rule_of_thumb(models[model], H100, gpus, seq, batch)
+    plan = rules.rule(models[model], H100, gpus, seq, batch).plan
     assert (rules.regime(plan, H100), plan.gpus) == (regime, gpus)
 
 
 def test_the_rules_details():
-    assert rules.rule_of_thumb(models["llama3-8b"], H100, 512, 4096, 512).dp_shard == rules.GROUP
-    long = rules.rule_of_thumb(models["llama3-8b"], H100, 16, 65536, 16)
+    assert rules.rule(models["llama3-8b"], H100, 512, 4096, 512).plan.dp_shard == rules.GROUP
+    long = rules.rule(models["llama3-8b"], H100, 16, 65536, 16).plan
     assert long.seq // long.cp == rules.LONG
-    assert rules.rule_of_thumb(models["mixtral-8x7b"], H100, 128, 4096, 128).tp == 1
+    assert rules.rule(models["mixtral-8x7b"], H100, 128, 4096, 128).plan.tp == 1
 
 
 def test_the_planner_reproduces_the_rules_but_where_they_lose(compared):
@@ -105,4 +105,4 @@ def test_regimes_are_sorted_and_hold_their_fastest_plan(compared):
 
 def test_a_model_that_no_rule_can_place_is_refused():
     with pytest.raises(ValueError, match=r"llama3-405b on 8 .* no rule's plan fits"):
-        rules.rule_of_thumb(models["llama3-405b"], H100, 8, 4096, 64)
+        rules.rule(models["llama3-405b"], H100, 8, 4096, 64)

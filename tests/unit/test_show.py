@@ -88,7 +88,6 @@ def figures():
     runs = {f"{spares} spares": survive([Failure(50), Failure(90)], 100, 20, 2, 5, 0, spares, 60) for spares in (0, 2)}
     yield "history", show.failures.history(runs)
     yield "intervals", show.failures.intervals(30, 300, 11_000, simulated=[(600, 0.9), (3600, 0.8)])
-    yield "intervals of a slow write", show.failures.intervals(5, 600, 11_000, write=1200)
     yield "lost", show.failures.lost()
     yield "standstill", show.failures.standstill()
     yield "saves", show.failures.saves()

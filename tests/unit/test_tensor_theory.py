@@ -181,30 +181,6 @@ def test_norms_biases_and_positions_are_summed_with_sequence_parallelism_only():
 # More than one dimension
 
 
-@pytest.mark.parametrize(
-    ("scheme", "ranks", "letters"),
-    [
-        ("1D", 6, {"P": 6}),
-        ("2D", 9, {"P": 9, "q": 3}),
-        ("2.5D", 18, {"P": 18, "q": 3, "d": 2}),
-        ("3D", 27, {"P": 27, "q": 3}),
-        ("2D", 1, {"P": 1, "q": 1}),
-        ("3D", 64, {"P": 64, "q": 4}),
-    ],
-)
-def test_every_cost_is_the_published_one(scheme, ranks, letters):
-    row = next(row for row in published.rows("colossal_tp_complexity") if row["scheme"] == scheme)
-    found = tensor2d.cost(scheme, ranks, letters.get("d", 1))
-    columns = ("compute", "params", "activations", "bandwidth_cost", "latency_cost")
-    assert found == pytest.approx([_value(row[column], letters) for column in columns])
-
-
-def _value(text: str, letters: dict[str, int]) -> float:
-    """Its products are written without a sign."""
-    text = text.replace("^", "**").replace("d q", "d*q")
-    return eval(re.sub(r"(?<=[\d)])\(", "*(", text), dict(letters))
-
-
 def test_summa_receives_all_but_its_own_blocks():
     """Counted block by block on a 3 × 3 mesh."""
     q, tokens, inputs, outputs = 3, 12, 6, 9
@@ -231,9 +207,6 @@ def test_summa_receives_all_but_its_own_blocks():
         (lambda: tensor.parameters(models["deepseek-v3"], 2), "deepseek-v3 has experts or latent attention"),
         (lambda: tensor.parameters("gpt2", 2), "shape='gpt2': give a ModelShape"),
         (lambda: tensor.saved(LLAMA, Plan(tp=16)), "tp=16 does not divide the 8 heads"),
-        (lambda: tensor2d.cost("4D", 4), "scheme='4D': choose from 1D, 2D, 2.5D, 3D"),
-        (lambda: tensor2d.cost("2D", 8), "ranks=8 for 2D: give a square"),
-        (lambda: tensor2d.cost("2D", 8, 2), "ranks=8, depth=2: whole numbers from 1 up, and a depth only for 2.5D"),
         (lambda: tensor2d.summa_received(8, 6, 8, 4), "inputs=6 on a mesh of 4 × 4: give a multiple of 4"),
         (lambda: tensor2d.summa_received(8, 6, 8, 0), "q=0: must be"),
         (lambda: pace.of_layer(LLAMA, Plan(tp=16), clusters["h100-dgx"]), "tp=16 does not divide the 8 heads"),

@@ -4,13 +4,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from manyranks.theory import ModelShape, Plan, clusters, collectives, data_parallel, expert, memory, network
+from manyranks.theory import ModelShape, Plan, clusters, collectives, data_parallel, expert, memory, network, sharding, states
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.shapes import models
+from manyranks.theory.states import Row
 from tests.unit import exposed
 
 H100, H800 = clusters["h100-dgx"], clusters["h800"]
@@ -22,69 +21,40 @@ PHI = 1e9
 # Data parallelism --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 100])
-@pytest.mark.parametrize(("zero", "times"), [(0, 2), (1, 2), (2, 2), (3, 3)])
-def test_one_micro_batch_sends_two_or_three_times_the_parameters(n, zero, times):
-    sent = data_parallel.sent_bytes(PHI, Plan(dp=n, zero=zero))
-    assert sent == pytest.approx(times * (n - 1) / n * 2 * PHI)
+@pytest.mark.parametrize(
+    ("fields", "times"),  # gradients reduced, parameters gathered for forward, and for backward
+    [
+        ({"zero": 0}, (1, 0, 0)),
+        ({"zero": 1}, (1, 1, 0)),
+        ({"zero": 2}, (6, 1, 0)),
+        ({"zero": 3}, (6, 6, 6)),
+        ({"zero": 3, "reshard_after_forward": False}, (6, 6, 0)),
+        # In a pipeline the parameters stay until the last micro-batch is over.
+        ({"zero": 3, "reshard_after_forward": False, "pp": 2}, (6, 1, 0)),
+    ],
+)
+def test_zero_2_and_3_send_for_each_micro_batch(fields, times):
+    assert data_parallel.times(Plan(dp=4, batch=4 * 6, **fields)) == times
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
-def test_what_is_sent_is_the_sum_of_the_collectives(zero):
-    n, elements = 8, 8 * 1000
-    each = collectives.sent_bytes("all_gather", elements, 2, n)[0]
-    halves = {0: 2, 1: 2, 3: 3}[zero]  # reduce-scatter sends as much as all-gather
-    assert data_parallel.sent_bytes(float(elements), Plan(dp=n, zero=zero)) == pytest.approx(halves * each)
-    if zero == 0:
-        assert halves * each == pytest.approx(collectives.sent_bytes("all_reduce", elements, 2, n)[0])
-
-
-@pytest.mark.parametrize(("shards", "replicas"), [(8, 4), (1, 32), (32, 1), (2, 3)])
-@pytest.mark.parametrize("zero", [1, 3])
-def test_hsdp_reduces_a_shard_between_replicas(shards, replicas, zero):
-    plan = Plan(dp=shards * replicas, dp_shard=shards, zero=zero)
-    inside = (2 if zero == 1 else 3) * (shards - 1) / shards * PHI
-    between = 2 * (replicas - 1) / replicas * PHI / shards
-    assert data_parallel.sent_bytes(PHI, plan) == pytest.approx(2 * (inside + between))
-
-
-def test_with_several_micro_batches_zero_2_and_3_send_for_each():
-    def sent(**fields) -> float:
-        return data_parallel.sent_bytes(PHI, Plan(dp=4, batch=4 * 6, **fields)) / (0.75 * 2 * PHI)
-
-    assert [sent(zero=zero) for zero in range(4)] == pytest.approx([2, 2, 1 + 6, 3 * 6])
-    assert sent(zero=3, reshard_after_forward=False) == pytest.approx(2 * 6)
-    # In a pipeline the parameters stay until the last micro-batch is over.
-    assert sent(zero=3, reshard_after_forward=False, pp=2) == pytest.approx((6 + 1) / 2)
-
-
-@given(
-    st.sampled_from([DENSE, MIXTRAL, DEEPSEEK]),
-    st.sampled_from([1, 2, 8, 16]),
-    st.sampled_from([1, 2]),
-    st.sampled_from([1, 2, 8]),
-    st.sampled_from([1, 3, 4]),
-    st.sampled_from([1, 3, 8]),
-    st.sampled_from([None, 1, 2]),
-    st.booleans(),
-    st.sampled_from(["bf16", "fp32", "fp16", "bf16-fp32-gradients", "fp8"]),
-)
-def test_traffic_does_not_fall_as_zero_stages_rise(shape, dp, cp, ep, pp, m, shard, reshard, precision):
-    assume(dp * cp % ep == 0 and dp % (shard or 1) == 0 and (ep == 1 or (shape.experts % ep == 0 and shape.experts > 0)))
-    fields = {"dp_shard": shard, "reshard_after_forward": reshard, "precision": precision}
-    plans = [Plan(dp=dp, cp=cp, ep=ep, pp=pp, batch=dp * m, zero=zero, **fields) for zero in range(4)]
-    sent = [data_parallel.sent_bytes(shape, plan) for plan in plans]
-    # Gradients of 32 bits: an all-reduce moves them twice, ZeRO-1 once and then parameters of 16 bits.
-    first = 1 if plans[0].recipe.gradients > plans[0].recipe.parameters else 0
-    assert all(later >= earlier * (1 - 1e-9) for earlier, later in zip(sent[first:], sent[first + 1 :], strict=False))
+def test_a_row_is_all_reduced_or_scattered_and_gathered_and_hsdp_reduces_a_shard_between_replicas(zero):
+    plan = Plan(dp=32, dp_shard=8 if zero else None, zero=zero, precision="bf16-fp32-gradients")
+    said = [
+        (one.group, one.op, one.bytes, one.when)
+        for one in sharding.calls(Row(6400, states.groups(plan)[0], plan.recipe, zero > 0))
+    ]
+    gradients = ("shards", "reduce_scatter", 4 * 6400, "backward"), ("replicas", "all_reduce", 4 * 800, "backward")
+    sharded = [*gradients, ("shards", "all_gather", 2 * 6400, "forward")]
+    assert said == (sharded if zero else [("data", "all_reduce", 4 * 6400, "backward")])
 
 
 def test_experts_are_reduced_only_among_their_copies():
     plan = Plan(dp=8, ep=8, zero=0)
     held = memory.rank_parameters(MIXTRAL, plan)[0]
     assert held.experts > held.dense
-    assert data_parallel.sent_bytes(MIXTRAL, plan) == pytest.approx(2 * 7 / 8 * held.dense * 2)
-    assert data_parallel.sent_bytes(MIXTRAL, replace(plan, ep=4)) > data_parallel.sent_bytes(MIXTRAL, plan)
+    assert [group.ranks for group in states.groups(plan)] == [8, 1]
+    assert [group.ranks for group in states.groups(replace(plan, ep=4))] == [8, 2]
 
 
 def test_overlap_hides_all_but_the_last_unit_and_no_more_than_there_is_to_hide_behind():

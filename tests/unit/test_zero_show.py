@@ -209,7 +209,7 @@ def test_the_drawing_of_a_step_hides_messages_only_when_it_fetches_ahead(units):
 
 
 def test_what_each_stage_holds_is_drawn_as_the_theory_has_it():
-    figure = zero.who_holds_what(4)
+    figure = zero.who_holds_what()
     heights = {patch.get_gid(): patch.get_height() for patch in figure.paper.patches if patch.get_gid()}
     for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3")):
         held = memory.model_states(1e9, Plan(dp=4, batch=4, zero=stage))

@@ -3,8 +3,12 @@
 The process that judges never runs it. What it knows of it, a confined rank has told: its kind and the names of its methods.
 """
 
+import gc
 import sys
+import warnings
 from codeop import Compile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import isclass
 from typing import Any, NamedTuple
@@ -89,7 +93,25 @@ def _display(*objects, **_) -> None:
     print(*objects, sep="\n")
 
 
+@contextmanager
+def _modes_of_their_own() -> Iterator[None]:
+    """Inside, cells may set torch's modes; an answer finds them as they were, for in a notebook a kernel's reach no rank."""
+    dtype, threads, recursion = torch.get_default_dtype(), torch.get_num_threads(), sys.getrecursionlimit()
+    with torch.enable_grad(), warnings.catch_warnings():
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            torch.set_default_device(None)
+            torch.use_deterministic_algorithms(False)
+            torch.autograd.set_detect_anomaly(False)
+            torch.set_num_threads(threads)
+            sys.setrecursionlimit(recursion)
+            gc.enable()
+
+
 @without_a_group()
+@_modes_of_their_own()
 def _run(source: Source, variables: dict) -> list[str]:
     errors, compiled = [], Compile()  # with what earlier cells have imported from __future__, as in a notebook
     compiled.flags = 0  # codeop's own, for which half a cell is no error but one to wait for
@@ -97,8 +119,7 @@ def _run(source: Source, variables: dict) -> list[str]:
         name = f"<cell {number}>"
         cells.remember(name, text)
         try:
-            with torch.enable_grad():  # in a learner's notebook, a kernel's own mode reaches no rank
-                exec(compiled(text, name, "exec"), variables)
+            exec(compiled(text, name, "exec"), variables)
         except BaseException as error:  # also sys.exit(), or an interrupt: a notebook goes on
             errors.append(f"cell {number} raised {type(error).__name__}: {error}")
     return errors

@@ -38,11 +38,11 @@ def _saved(given: tuple, function: Callable, watch: Watch) -> dict:
             seconds.append("")
             seconds[0] = error_of(function, _OTHER, [*others])
 
-    with (one := Disk(before, contents)).mounted():
+    with (one := Disk(before, contents, watch.folder)).mounted():
         function(PATH, [*new])
     runs = [(one.halfway, newer, {}), ({}, new, {"look": second}), (before, new, {"full": True})]
     for files, parts, more in runs:
-        with (disk := Disk(files, contents, **more)).mounted():
+        with (disk := Disk(files, contents, watch.folder, **more)).mounted():
             errors.append(error_of(function, PATH, [*parts]))
         steps.append(disk.steps)
     return {"contents": [each.decode("latin-1") for each in contents], "steps": [one.steps, *steps], "errors": errors + seconds}
@@ -222,7 +222,7 @@ loader = _task(
 
 def _newest(given: tuple[dict, dict[str, bytes]], function: Callable, watch: Watch) -> dict:
     manifests, files = given
-    with Disk(files, []).mounted() as disk:
+    with Disk(files, [], watch.folder).mounted() as disk:
         found = function(manifests)
     if not (found is None or isinstance(found, str)):
         raise Stopped(f"newest_whole returned {kind_of(found)}", "it returns a checkpoint's name, or None")

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from manyranks.grade.learner import FAILED
 from manyranks.grade.trial import Event, Seen, Sent, Trial
-from manyranks.measure.prints import Fact, difference, listed, only_rounded, same, size
+from manyranks.measure.prints import Fact, difference, fact, listed, only_rounded, same, size
 from manyranks.measure.watch import OVERWROTE
 from manyranks.world.trouble import place
 
 WAIT = "isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it"
 NOTHING = "nothing was sent: no rank can know what the others have"
 ROUNDED = "nearly right, as if rounded: float64 has to stay float64 on its way"
+DTYPE = "this is another dtype than what is asked for: give a tensor that you make the dtype that the text says"
 _OWN_THREAD = "dist is called from the thread that the check calls you in, not from one of your own; leave the check as it is"
 _OVERWRITTEN = "until a send is over, leave its tensor as it is, or send a clone, and wait before you use it for something else"
 _COUNT = "these are the right ranks, but not the right number of messages: how many steps does it take?"
@@ -129,8 +130,16 @@ def _unequal(trial: Trial, right: Right, look: Look, hint: str, tolerance: float
                 unclear = Verdict(None, f"{_who(trial, rank)}{name} could not be judged")
             elif not same(got, value, tolerance):
                 found = f"{_who(trial, rank)}{name}{_says(value)}{difference(got, value)}"
-                return Verdict(False, found, ROUNDED if only_rounded(got, value) else hint)
+                return Verdict(False, found, _as_rounded(got, value) or hint)
     return unclear
+
+
+def _as_rounded(got: Fact, right: Fact) -> str:
+    """What to say where only the dtype is another one, or was on the way; "" for other differences."""
+    if not only_rounded(got, right):
+        return ""
+    forms = [getattr(fact(one), "form", "float64") for one in (got, right)]
+    return ROUNDED if forms[1].endswith("float64") else DTYPE if forms[0] != forms[1] else ""
 
 
 def failure(seen: Seen, name: str = "") -> Verdict | None:

@@ -7,10 +7,11 @@ import contextlib
 import io
 import os
 import secrets
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -163,15 +164,15 @@ def trials(
     """
     done: list[Trial] = []
     left = _ALL_SECONDS
+    fences = {"confined": confined} if confined else {}
     for n in busy.each(tuple(worlds), "checking on ranks"):
-        fences = {"confined": confined} if confined else {}
-        with World(n, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
+        with _room() as room, World(n, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
             world.patience = PATIENCE
             for i, case in enumerate(cases(n)):
                 share = min(_RUN_SECONDS / 2 ** (budget.late if budget else 0), left)  # each late check halves it for the next
                 world.timeout = round(min(_RUN_SECONDS, max(_LEAST_SECONDS, share)), 1)
                 given = tuple(make(case, rank, n, seed) for rank in range(n))
-                done.append(_ran(world, answer, Trial(n, case, f"{n}/{i}", given=given), run, ready))
+                done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, ready))
                 left -= spent(world)
                 if found := done[-1].trouble:
                     if budget and found.hung and not found.deadlock:
@@ -217,10 +218,9 @@ def spent(world: World) -> float:
     return world.took
 
 
-def _ran(world: World, answer: Callable, new: Trial, run: Run, ready: Ready) -> Trial:
-    printed = io.StringIO()
+def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, ready: Ready) -> Trial:
+    printed, folder = io.StringIO(), _folder(room)
     with (
-        _folder() as folder,
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
         warnings.catch_warnings(),
@@ -234,14 +234,23 @@ def _ran(world: World, answer: Callable, new: Trial, run: Run, ready: Ready) -> 
 
 
 @contextmanager
-def _folder() -> Iterator[str]:
-    """For notes. One that strangers could write into is removed with all of theirs, by who judges."""
+def _room() -> Iterator[str]:
+    """A folder for notes, and for what ranks write beside them. One of strangers is removed by who judges."""
+    if confined:
+        yield confined.seen or confined.scratch
+        return
+    folder = _folder()
     try:
-        made = tempfile.mkdtemp(dir=confined.seen or confined.scratch) if confined else tempfile.TemporaryDirectory()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder(room: str | None = None) -> str:
+    try:
+        return tempfile.mkdtemp(dir=room)
     except OSError as error:
         raise NotStarted(f"there is no room for notes: {error}") from error
-    with nullcontext(made) if confined else made as folder:
-        yield folder
 
 
 def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str) -> dict:
@@ -302,6 +311,7 @@ def rehearse(answer, job: Job, folder: str) -> dict:
     refuse_itself(answer, job.ready)
     with watch.watching(), refused(job.ready) as still_watched:
         given = deepcopy(job.given)  # tensors that came by a message stand on it, and have storages that nobody can resize
+        watch.leave_out(answer)
         watch.meet(given)
         results = {name: _sendable(value) for name, value in job.run(given, answer, watch).items()}
         word = still_watched(job.word) if callable(still_watched) else ""

@@ -16,18 +16,20 @@ _LEAST = 1024  # bytes: shorter texts are names and descriptions
 class Elsewhere:
     """All that the owners lead to, and nothing that `but` leads to. bytes: of numbers that are in no tensor's storage.
 
-    tensors, storages: the others. Modules, and classes and functions of libraries, are not looked into.
+    tensors, storages: the others; all: whatever counts. Modules, and classes and functions of libraries, are not looked into.
     """
 
     def __init__(self, owners: Iterable, but: Iterable = ()):
-        self.bytes, self.tensors, self.storages = 0, [], []
+        self.bytes, self.tensors, self.storages, self.all = 0, [], [], []
         self._numpy = sys.modules.get("numpy")
         met, todo = {id(one): one for one in (*but, vars(sys.modules["builtins"]))}, list(owners)
         while todo:
             one = todo.pop()
             if id(one) not in met:
                 met[id(one)] = one  # alive, so that nothing else gets its id
+                before = self.bytes, len(self.tensors), len(self.storages)
                 todo += self._look(one)
+                self.all += [one] * (before != (self.bytes, len(self.tensors), len(self.storages)))
 
     def _look(self, one) -> list:
         """Counts an object, and returns what it leads to."""

@@ -75,6 +75,7 @@ class Journal(TorchDispatchMode):
 
     def __init__(self, folder: str, rank: int):
         super().__init__()
+        self.folder = folder
         self.scaled, self._rank, self._count = 0, rank, 0
         self._file = os.open(Path(folder) / str(rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 

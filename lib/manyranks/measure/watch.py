@@ -58,7 +58,7 @@ class Watch(Journal):
         self.events: list[Event] = []
         self.held: list[int] = []
         self.peak_bytes, self.scattered = 0, False
-        self._memory = _Memory(counts=False)
+        self._memory, self._there = _Memory(counts=False), []
         self._place, self._forbidden = "", ("", "", "", "")
         self._works: list[dist.Work] = []
         self._open: dict[int, list[_Place]] = {}  # of a send that nobody has waited for: what it reads
@@ -127,12 +127,16 @@ class Watch(Journal):
             counts.append(self._memory.live_bytes())
         self.held.append(min(counts) + others)
 
+    def leave_out(self, *owners) -> None:
+        """What these lead to now, such as variables of other cells, doesn't count until an operator uses it."""
+        self._there = Elsewhere(owners).all
+
     def meet(self, *owners) -> None:
         """From now on, the tensors that these lead to count, whether an operator has used them or not."""
         self._others(owners)
 
     def _others(self, owners: tuple) -> int:
-        found = Elsewhere(owners, but=(self, self.events))
+        found = Elsewhere(owners, but=(self, self.events, *self._there))
         self._memory.meet(found.tensors, found.storages)
         return found.bytes
 

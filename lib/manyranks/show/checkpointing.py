@@ -14,11 +14,11 @@ from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice, log_slider, value_slider
 from manyranks.show.labels import word
 from manyranks.show.lines import curves
-from manyranks.show.scenario import MEMORY, MFU, SHAPES, STEP, Cost, Scenario, controls, of
+from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, STEP, Cost, Scenario, controls, of
 from manyranks.theory import Plan, checkpointing, clusters, flops, memory
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.checkpointing import BACKWARD, KEEP, STORE, Action, Layer, run
-from manyranks.theory.equal_checkpoints import Point, front, segments
+from manyranks.theory.equal_checkpoints import Point, everything, from_input, front, segments
 from manyranks.theory.layer import FLASH_BACKWARD
 from manyranks.theory.names import Named
 
@@ -139,31 +139,39 @@ STRATEGIES = dict(zip((KEEP_ALL, EVERY, SEGMENTS, INPUT, OPTIMAL), "os^vP", stri
 _CORE = {"core kept": (False, "none", 0), "selective": (False, "selective", 1), "flash": (True, "none", FLASH_BACKWARD - 2)}
 ATTENTION = Named("attention", _CORE)
 ONLY = {"seq": [2**k for k in range(9, 18)], "microbatch": [2**k for k in range(6)], "tp": [2**k for k in range(5)]}
+ONLY |= {"pp": [2**k for k in range(6)]}
 ONLY["model"] = ("gpt2-xl", "llama3-8b", "megatron-22b", "llama3-70b", "megatron-175b", "llama3-405b")
 ONLY["model"] += ("megatron-530b", "megatron-1t")
 _BUDGETS = [1e9 * k for k in (1, 2, 4, 8, 16, 24, 32, 40, 64, 80, 128, 192)]
 _HELD = {"checkpoints": (style.BLUE, ""), "gradients": (style.GREEN, "....")}
 _HELD |= {"attention scores": (style.PINK, "\\\\\\\\"), "other activations": (style.ORANGE, "////")}
 _ROOM = {"sequence_parallel": [True], "attention": ["flash"], "strategy": [OPTIMAL], "tp": ONLY["tp"], "microbatch": [1]}
+_peaks = functools.lru_cache(maxsize=4096)(memory.peaks)
 _CODE = """none, full = (step.estimate(shape, replace(plan, recompute=how), cluster) for how in ("none", "full"))
 seconds = time.seconds + {again} * (full.seconds - none.seconds)
-exposed += {again} * (full.tensor - none.tensor)
+exposed += {again} * sum(getattr(full, axis) - getattr(none, axis) for axis in ("tensor", "pipeline", "data"))
+bubble = time.bubble + {again} * (full.bubble - none.bubble)
 """
 _PRINTS = {"exposed communication": "percent(exposed / seconds)", STEP: "duration(seconds)"}
-_PRINTS |= {MFU: "percent(time.mfu * time.seconds / seconds)"}
+_PRINTS |= {MFU: "percent(time.mfu * time.seconds / seconds)", BUBBLE: "percent(bubble / seconds)"}
 _WORDS = {"attention": "flash attention", "strategy": "the optimal plan", "microbatch": "a micro-batch of {}", "tp": "t = {}"}
-_CONTROLS = "model seq microbatch tp sequence_parallel attention strategy count budget"
+_CONTROLS = "model seq microbatch dp tp sequence_parallel pp attention strategy count budget"
 
 
 @dataclass(frozen=True)
 class Step(Scenario):
     """A step in which a strategy chooses the layers to keep; its plan's recompute is about attention alone.
 
-    more: bytes to add to what a rank holds when it keeps every layer, 0 or below; again: how often all layers run again
+    more: bytes to add to what each pipeline rank holds when it keeps every layer; again: how often all layers run again
     """
 
-    more: int = 0
+    more: tuple[int, ...] = (0,)
     again: float = 0.0
+
+    @property
+    def fullest(self) -> tuple[int, int]:
+        """Returns the bytes of the rank that holds the most, and its place in the pipeline."""
+        return max((peak.total + self.more[rank], rank) for rank, peak in _peaks(self.shape, self.plan).items())
 
     @property
     def cost(self) -> Cost:
@@ -172,11 +180,14 @@ class Step(Scenario):
         none, full = (Scenario(self.shape, replace(self.plan, recompute=how), self.cluster).cost for how in ("none", "full"))
         seconds = kept.seconds + self.again * (full.seconds - none.seconds)
         waits = kept.exposed * kept.seconds + self.again * (full.exposed * full.seconds - none.exposed * none.seconds)
-        return Cost(kept.held + self.more, kept.room, 0.0, waits / seconds, seconds, kept.mfu * kept.seconds / seconds)
+        bubble = kept.bubble * kept.seconds + self.again * (full.bubble * full.seconds - none.bubble * none.seconds)
+        mfu = kept.mfu * kept.seconds / seconds
+        return Cost(self.fullest[0], kept.room, bubble / seconds, waits / seconds, seconds, mfu)
 
     def code(self) -> str:
         """Returns Python that prints the step's numbers; all layers run `again` times more than once."""
-        prints = _PRINTS | {MEMORY: f"size(peak.total - {-self.more})"}
+        _, rank = self.fullest
+        prints = _PRINTS | {MEMORY: f"size(memory.peaks(shape, plan)[{rank}].total + {self.more[rank]})"}
         return super().code(prints, lines=_CODE.format(again=self.again))
 
 
@@ -190,7 +201,9 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
     def plan(self) -> Plan:
         """Says how a layer is split and how its attention runs, whatever the strategy."""
         flash, recompute, _ = ATTENTION[self.attention]
-        how = {"seq": self.seq, "microbatch": self.microbatch, "tp": self.tp, "sequence_parallel": self.sequence_parallel}
+        names = "seq", "microbatch", "dp", "tp", "sequence_parallel", "pp"
+        batch = self.dp * self.microbatch * (4 * self.pp if self.pp > 1 else 1)
+        how = {name: getattr(self, name) for name in names} | {"zero": 3 if self.pp == 1 else 1, "batch": batch}
         return Plan(flash=flash, recompute=recompute, **how)
 
     @functools.cached_property
@@ -200,15 +213,23 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
 
     @functools.cached_property
     def scenario(self) -> Scenario:
-        """Takes the paper's A100s, and ranks that have all layers. Raises ValueError for more segments than layers."""
-        shape = SHAPES[self.model]
-        if self.strategy == SEGMENTS and self.count > shape.layers:
-            raise ValueError(
-                f"C = {self.count} segments of the {shape.layers} layers of {self.model}: choose C up to {shape.layers}"
-            )
-        layer = self.layer
-        more = self.point.bytes(layer) - self.points[KEEP_ALL].bytes(layer)
-        return Step(shape, self.plan, clusters["a100-dgx"], more=more, again=self.point.forwards / shape.layers)
+        """Takes H100s. Raises ValueError for more segments than a rank has layers."""
+        shape, n = SHAPES[self.model], self.layers
+        if self.strategy == SEGMENTS and self.count > n:
+            raise ValueError(f"C = {self.count} segments of {n} layers of {self.model}: choose C up to {n}")
+        layer, now, kept = self.layer, self.point, self.points[KEEP_ALL]
+        flights = range(self.pp, 0, -1)
+        more = tuple(now.bytes(layer, flying) - kept.bytes(layer, flying) for flying in flights)
+        return Step(shape, self.plan, clusters["h100-dgx"], more=more, again=now.forwards / n)
+
+    @property
+    def layers(self) -> int:
+        """Says how many layers a rank has."""
+        return -(-SHAPES[self.model].layers // self.pp)
+
+    def bytes(self, point: Point) -> int:
+        """Returns what the pipeline's first rank holds of activations: of p micro-batches, with the schedule 1F1B."""
+        return point.bytes(self.layer, self.pp)
 
     @property
     def point(self) -> Point:
@@ -216,7 +237,7 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
 
     @property
     def fits(self) -> bool:
-        return self.point.bytes(self.layer) <= self.budget
+        return self.bytes(self.point) <= self.budget
 
     @property
     def cost(self) -> float:
@@ -231,39 +252,40 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
     @functools.cached_property
     def points(self) -> dict[str, Point]:
         """Every strategy's; no more segments than layers. The optimal plan: the smallest, where none is within the budget."""
-        n, layer = SHAPES[self.model].layers, self.layer
-        plans = front(n, layer)
-        fit = [point for point in plans if point.bytes(layer) <= self.budget]
+        n, layer = self.layers, self.layer
+        plans = front(n, layer, self.pp)
+        fit = [point for point in plans if self.bytes(point) <= self.budget]
         cut = segments(n, n, layer), segments(n, min(self.count, n), layer)
-        each = Point(0, n, 0), *cut, Point(1, 1, n * (n + 1) / 2), fit[-1] if fit else plans[0]
+        each = everything(n), *cut, from_input(n), fit[-1] if fit else plans[0]
         return Named("strategy", dict(zip(STRATEGIES, each, strict=True)))
 
     def extra(self, forwards: np.ndarray) -> np.ndarray:
         """FLOPs that are computed again with so many forwards of a layer, in % of a step's without."""
         shape, parts = SHAPES[self.model], flops.forward(SHAPES[self.model], self.seq)
-        again = np.asarray(forwards) * parts.layers / shape.layers + ATTENTION[self.attention][2] * parts.core
+        again = np.asarray(forwards) * parts.layers / self.layers + ATTENTION[self.attention][2] * parts.core
         return 100 * again / flops.per_token(shape, self.seq, "full")
 
     def parts(self, point: Point) -> dict[str, float]:
         """The bytes of _HELD. Scores: what flash attention would not keep."""
         layer = self.layer
         scores = layer.saved - self._replace(attention="flash").layer.saved if self.attention == "core kept" else 0
-        sizes = point.stored * layer.output, 2 * layer.output, point.kept * scores, point.kept * (layer.saved - scores)
+        inputs, kept = (one + (self.pp - 1) * each for one, each in zip((point.stored, point.kept), point.waiting, strict=True))
+        sizes = inputs * layer.output, 2 * layer.output, kept * scores, kept * (layer.saved - scores)
         return dict(zip(_HELD, sizes, strict=True))
 
     def where(self) -> str:
         return f"{self.model}, " + (f"C = {self.count} segments" if self.strategy == SEGMENTS else self.strategy)
 
     def numbers(self) -> dict[str, str]:
-        numbers = {"activations": of(units.size(self.point.bytes(self.layer)), units.size(self.budget))}
+        numbers = {"activations": of(units.size(self.bytes(self.point)), units.size(self.budget))}
         numbers["checkpoints + layers kept"] = f"{self.point.stored:.3g} + {self.point.kept}"
         return numbers | {"recomputed": _percent(self.cost), "optimal plan": _percent(self.best)}
 
     @property
     def note(self) -> str:
         held, room = self.scenario.cost[:2]
-        full = of(units.size(held), units.size(room))
-        return f"With the model's states the GPU is too full: {full}." if held > room else ""
+        full, more = of(units.size(held), units.size(room)), "Optimal here: of plans in equal segments. " * (self.pp > 1)
+        return more + f"With the model's states the GPU is too full: {full}." * (held > room)
 
     def limits(self) -> str:
         """Says what limits, and the first of the ways out."""
@@ -309,15 +331,14 @@ class Tradeoff(Board):
         self.panels, self.others = [self._bars], [self._room, self._front, *self._dots, self._ring]
 
     def draw(self, now: Strategy) -> None:
-        n = SHAPES[now.model].layers
         layer, found = now.layer, now.points
-        each = front(n, layer), [found[now.strategy]], *([point] for point in found.values())
-        row, sizes = list(found).index(now.strategy), [point.bytes(layer) for point in found.values()]
+        each = front(now.layers, layer, now.pp), [found[now.strategy]], *([point] for point in found.values())
+        row, sizes = list(found).index(now.strategy), [now.bytes(point) for point in found.values()]
         share = 100 / sizes[0]
         for line, points in zip((self._front, self._ring, *self._dots), each, strict=True):
-            line.set_data([share * p.bytes(layer) for p in points], now.extra([p.forwards for p in points]))
+            line.set_data([share * now.bytes(p) for p in points], now.extra([p.forwards for p in points]))
         self._room.set_data([share * now.budget] * 2, [-5.5, 60])
-        texts = [f"{units.size(p.bytes(layer))}|+{units.short(now.extra(p.forwards))}%" for p in found.values()]
+        texts = [f"{units.size(now.bytes(p))}|+{units.short(now.extra(p.forwards))}%" for p in found.values()]
         longest = max(min(now.budget, 4 * max(sizes)), min(max(sizes), max(4 * now.budget, sizes[row])))
         room = now.budget, f"budget: {units.size(now.budget)}"
         self._bars.update([now.parts(point) for point in found.values()], texts, row, longest, room)
@@ -339,15 +360,16 @@ class Tradeoff(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 04, on the smallest model of arXiv 2205.05198, Table 3: 8 GPUs, 4 sequences.
+    """Returns the explorer of chapter 04, on Llama 3 8B with FSDP over 64 GPUs.
 
     measure: what "Measure it" runs, small.checkpointing
     """
-    presets = {"16 segments": {"count": 16}, "optimal": {"strategy": OPTIMAL}}
-    presets |= {f"optimal, {how}": {"strategy": OPTIMAL, "attention": how} for how in ("selective", "flash")}
-    presets["long sequence"] = {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "attention": "flash"}
-    shared = controls(ONLY, model="megatron-22b", seq=2048, microbatch=4, tp=8, sequence_parallel=True)
-    own = {"attention": choice("attention", "core kept", [*ATTENTION])}
+    presets = {"16 segments": {"count": 16}, "optimal": {"strategy": OPTIMAL}, "pipeline": {"pp": 4, "strategy": EVERY}}
+    long = {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "tp": 8, "sequence_parallel": True}
+    old = {"model": "megatron-22b", "seq": 2048, "microbatch": 4, "tp": 8, "sequence_parallel": True, "dp": 1}
+    presets |= {"long sequence": long, "2022": old | {"attention": "core kept", "strategy": OPTIMAL}}
+    shared = controls(ONLY, model="llama3-8b", seq=8192, microbatch=2, dp=64, tp=1, sequence_parallel=False, pp=1)
+    own = {"attention": choice("attention", "flash", [*ATTENTION])}
     own |= {"strategy": choice("strategy", SEGMENTS, [*STRATEGIES]), "count": log_slider("segments C", 8, 0, 7)}
     own["budget"] = value_slider("activation budget", 32e9, _BUDGETS, units.size)
     return Explorer(Tradeoff(), presets, measure, **shared, **own)

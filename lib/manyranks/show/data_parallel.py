@@ -13,6 +13,7 @@ from manyranks.show.bars import Bars
 from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, log_slider
 from manyranks.show.labels import word
+from manyranks.show.lines import ring, ticks
 from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
 from manyranks.theory import Plan, batch, clusters
 from manyranks.timeline import Timeline
@@ -23,13 +24,13 @@ __all__ = ["explorer", "order", "replicas", "steps"]
 
 
 @style.styled
-def replicas(n: int = 4) -> style.Figure:
-    """Draws one step of n replicas: each takes its part of the batch, and an all-reduce gives all of them the same gradient."""
-    fig, wide = Figure(WIDTH, 3.75), (WIDTH - 1.35) / n
+def replicas() -> style.Figure:
+    """Draws one step of 4 replicas: each takes its part of the batch, and an all-reduce gives all of them the same gradient."""
+    fig, wide = Figure(WIDTH, 3.75), (WIDTH - 1.35) / 4
     rows = {"weights": 0.35, "batch": 0.95, "gradient": 1.65, "mean": 2.75, "new weights": 3.3}
     for name, y in rows.items():
         fig.write(1.2, y + 0.19, name, (1.2, 1), ha="right")
-    for rank in range(n):
+    for rank in range(4):
         x = 1.35 + rank * wide
         middle, room = x + wide / 2, wide - 0.12
         fig.rank(middle, 0.15, rank, wide)
@@ -44,7 +45,7 @@ def replicas(n: int = 4) -> style.Figure:
         fig.arrow([(middle, 1.34), (middle, 1.64)], name=f"backward {rank}")
         fig.arrow([(middle, 2.04), (middle, 2.26)], name=f"to the sum {rank}")
         fig.arrow([(middle, 2.52), (middle, 2.74)], name=f"from the sum {rank}")
-    fig.block(1.41, 2.26, n * wide - 0.12, 0.26, "compute", f"all-reduce: g = (g0 + … + g{n - 1}) / {n}", "all-reduce")
+    fig.block(1.41, 2.26, 4 * wide - 0.12, 0.26, "compute", "all-reduce: g = (g0 + … + g3) / 4", "all-reduce")
     return fig
 
 
@@ -184,12 +185,10 @@ class Scaling(Board):
         self._held = Bars(axes[1], _HELD, "memory per GPU", [""], columns=5, outline=word)
         looks = zip(("d times as fast", "data parallelism"), "os", strict=True)
         self._lines = [axes[2].semilogx(RANKS, RANKS, marker=m, base=2, markersize=4, label=name)[0] for name, m in looks]
-        look = {"color": "none", "markeredgecolor": style.INK, "markersize": 11, "markeredgewidth": 1.8}
-        self._dot = axes[2].plot([1], [1], "o", **look)[0]
+        self._dot = ring(axes[2])
         axes[2].set(xlabel="data ranks d", ylabel="time", xlim=(0.8, 1280), yscale="log", ylim=(1e-4, 2))
         axes[2].set_title("time to a given loss (1 = one GPU)")
-        axes[2].set_xticks(RANKS[::2], [f"{n:,}" for n in RANKS[::2]])
-        axes[2].minorticks_off()
+        ticks(axes[2], (RANKS[::2], "{:,}".format))
         axes[2].legend(loc="lower left")
         self.panels, self.others = (self._step, self._held), [*self._lines, self._dot]
 

@@ -13,6 +13,7 @@ from manyranks.show.bars import Bars, joined
 from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, value_slider
 from manyranks.show.labels import word
+from manyranks.show.lines import ticks
 from manyranks.show.scenario import controls, in_code
 from manyranks.show.units import percent
 from manyranks.theory import failures
@@ -69,25 +70,22 @@ def history(histories: Mapping[str, History]) -> style.Figure:
 
 
 @style.styled
-def intervals(
-    stall: float, restart: float, mtbf: float, write: float = 0.0, simulated: Iterable[tuple[float, float]] = ()
-) -> style.Figure:
+def intervals(stall: float, restart: float, mtbf: float, simulated: Iterable[tuple[float, float]] = ()) -> style.Figure:
     """Draws goodput over the interval between saves, with Young's, Daly's and the best interval.
 
-    stall, restart, mtbf, write: seconds, as for theory.failures.goodput
+    stall, restart, mtbf: seconds, as for theory.failures.goodput
     simulated: (interval, goodput) of runs that were replayed
     """
     simulated, best = list(simulated), failures.best_interval(stall, mtbf)
-    ends = [max(best / 30, write), *(interval for interval, _ in simulated), 30 * max(best, write)]
+    ends = [best / 30, *(interval for interval, _ in simulated), 30 * best]
     places = np.geomspace(min(ends), max(ends), 200)
     fig, (axes,) = style.figure(width=WIDTH, height=3.4)
-    percent = [100 * failures.goodput(max(at, write), stall, restart, mtbf, write) for at in places]
+    percent = [100 * failures.goodput(at, stall, restart, mtbf) for at in places]
     axes.semilogx(places, percent, color=style.BLUE)
     marks = {"best": (best, "o", style.GREEN), "Daly": (failures.daly(stall, mtbf), "s", style.PINK)}
     marks["Young"] = failures.young(stall, mtbf), "^", style.ORANGE
     for name, (at, marker, color) in marks.items():
-        at = max(at, write)
-        share = 100 * failures.goodput(at, stall, restart, mtbf, write)
+        share = 100 * failures.goodput(at, stall, restart, mtbf)
         look = {"color": color, "markersize": 9, "linestyle": "none", "fillstyle": "none", "markeredgewidth": 2}
         axes.plot(at, share, marker, **look, label=f"{name}: {units.duration(at)}, {share:.1f} %", gid=name)
     if simulated:
@@ -96,8 +94,7 @@ def intervals(
     axes.legend(loc="lower center", fontsize=10)
     axes.set(xlabel="time between saves", ylabel="goodput (% of the time)", ylim=(0, 1.1 * max(percent)))
     low, high = axes.get_xlim()
-    axes.set_xticks(at := [tick for tick in TICKS if low <= tick <= high], [units.duration(tick) for tick in at])
-    axes.minorticks_off()
+    ticks(axes, ([tick for tick in TICKS if low <= tick <= high], units.duration))
     return fig
 
 
@@ -140,14 +137,10 @@ def lost(every: int = 4, fails: int = 10, restart: float = 2.0, after: int = 3) 
 
 
 @style.styled
-def standstill(ranks: int = 4, dies: int = 2) -> style.Figure:
-    """Draws what ranks do when one dies in mid-step: the others wait for it in the all-reduce, until a timeout.
-
-    ranks: their number
-    dies: which one
-    """
-    fig = Figure(WIDTH, 0.5 + 0.42 * ranks)
-    for rank in range(ranks):
+def standstill() -> style.Figure:
+    """Draws what 4 ranks do when one dies in mid-step: the others wait for it in the all-reduce, until a timeout."""
+    fig, dies = Figure(WIDTH, 2.18), 2
+    for rank in range(4):
         row = [(0, 2, "parameters", "step 1"), (2, 2.5, "activations", ""), (2.5, 4.5, "parameters", "step 2")]
         row += [(4.5, 5, "activations", ""), (5, 6.2 if rank == dies else 7, "parameters", "step 3")]
         if rank != dies:
@@ -155,8 +148,8 @@ def standstill(ranks: int = 4, dies: int = 2) -> style.Figure:
         _lane(fig, 0.1 + 0.42 * rank, f"rank {rank}", row, 11)
     at = _at(6.2, 11), 0.1 + 0.42 * dies + 0.15
     fig.write(at[0] + 0.12, at[1], "killed", ha="left", color=style.ORANGE, weight="bold", size=LARGE)
-    fig.write(_at(2.25, 11), 0.3 + 0.42 * ranks, "all-reduce", (1, 1))
-    fig.write(_at(11, 11), 0.3 + 0.42 * ranks, "a timeout", (1, 1), ha="right", color=style.ORANGE, weight="bold")
+    fig.write(_at(2.25, 11), 1.98, "all-reduce", (1, 1))
+    fig.write(_at(11, 11), 1.98, "a timeout", (1, 1), ha="right", color=style.ORANGE, weight="bold")
     return fig
 
 
@@ -193,11 +186,10 @@ def _lane(fig: Figure, y: float, name: str, spans: Iterable[tuple[float, float, 
 
 
 @style.styled
-def heat(seconds: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> style.Figure:
+def heat(seconds: Sequence[Sequence[float]]) -> style.Figure:
     """Draws how long each rank took for each step as a heat map, and names the rank whose median is furthest above the others'.
 
     seconds: of shape (ranks, steps); a rank's own work, without waiting for others
-    names: one per rank, such as "node 3, GPU 5"; "rank 29" by default
     Raises ValueError for another shape.
     """
     table = np.asarray(seconds, float)
@@ -205,14 +197,13 @@ def heat(seconds: Sequence[Sequence[float]], names: Sequence[str] | None = None)
         raise ValueError(f"seconds of shape {table.shape}: give a row per rank and a column per step")
     medians = np.median(table, axis=1)
     slow, usual = int(medians.argmax()), float(np.median(medians))
-    name = names[slow] if names is not None else f"rank {slow}"
     fig, (axes,) = style.figure(width=WIDTH, height=3.6)
     low, high = np.percentile(table, 1), max(np.percentile(table, 99), medians[slow])
     picture = axes.imshow(table, "cividis", aspect="auto", interpolation="nearest", vmin=low, vmax=high)
     bar = fig.colorbar(picture, format=lambda each, _: units.duration(each), pad=0.02)
     bar.set_label("time of a step")
     bar.locator = MaxNLocator(5)
-    text = f"{name}: {units.duration(medians[slow])} per step, {medians[slow] / usual - 1:+.0%}"
+    text = f"rank {slow}: {units.duration(medians[slow])} per step, {medians[slow] / usual - 1:+.0%}"
     above = slow > len(table) / 2
     arrow = {"arrowstyle": "-|>", "color": style.BLACK, "linewidth": 1.5}
     at, place = (0.72 * (table.shape[1] - 1), slow), (0.32, 0.75 if above else 0.25)
@@ -345,8 +336,7 @@ class Intervals(Board):
         left.set(xlim=(1, 1e6), ylim=(0, 104))
         left.set_title("Goodput", pad=25)
         left.set(xlabel="time between saves", ylabel="goodput (%)")
-        left.set_xticks(TICKS, [units.duration(tick) for tick in TICKS])
-        left.minorticks_off()
+        ticks(left, (TICKS, units.duration))
         left.legend(ncols=2, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.1)
         self._bars = Bars(right, _PARTS, "Where the time goes", ["this", "Young's", "best"], percent, outline=word)
         self.panels, self.others = [self._bars], [self._young, self._curve, self._point]

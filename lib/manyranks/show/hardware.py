@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from manyranks.show import drawings, style, units
 from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Explorer, Measure, choice, log_slider
-from manyranks.show.lines import powers
+from manyranks.show.lines import powers, ticks
 from manyranks.show.said import Said
 from manyranks.show.scenario import in_code
 from manyranks.theory import hardware
@@ -195,10 +195,7 @@ def ping_pong(sizes: Sequence[int], seconds: Sequence[float], link: Link) -> sty
 def _frame(axes: Axes, title: str, ylabel: str, times: Sequence[float] = (), sizes: Sequence[float] = _TICKS) -> None:
     """Titles axes over message sizes, and numbers them."""
     axes.set(title=title, xlabel="message size n", ylabel=ylabel)
-    axes.set_xticks(sizes, [units.size(n) for n in sizes])
-    if times:
-        axes.set_yticks(times, [units.duration(t) for t in times])
-    axes.minorticks_off()
+    ticks(axes, (sizes, units.size), (times, units.duration) if times else None)
 
 
 @style.styled

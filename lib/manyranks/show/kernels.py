@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from manyranks.show import style, units
 from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, log_slider, value_slider
+from manyranks.show.lines import ticks
 from manyranks.show.scenario import in_code
 from manyranks.theory import blocks, hardware, kernels, roofline
 from manyranks.theory.blocks import LINE, SECTOR, WARP
@@ -55,17 +56,16 @@ def chip(accelerator: Accelerator) -> style.Figure:
 
 
 @style.styled
-def warps(reads: Mapping[str, Sequence[int | None]], itemsize: int = 4) -> style.Figure:
+def warps(reads: Mapping[str, Sequence[int | None]]) -> style.Figure:
     """Draws where each lane of a warp goes: 32 lanes above, sectors of memory below, those it touches filled.
 
-    reads: title -> the address of each lane in bytes, None for one that is masked off; Access.first has them
-    itemsize: bytes of an element
+    reads: title -> the address of each lane's 4 bytes, None for one that is masked off; Access.first has them
     """
     fig = Figure(WIDTH, _HIGH * len(reads))
     for k, (title, addresses) in enumerate(reads.items()):
         asked = [address for address in addresses if address is not None]
         start = min(asked, default=0) // LINE * LINE
-        touched = {byte // SECTOR for address in asked for byte in (address, address + itemsize - 1)}
+        touched = {byte // SECTOR for address in asked for byte in (address, address + 3)}
         span = (max(touched, default=0) + 1) * SECTOR - start
         strip = min(_STRIP, max(32, math.ceil(span / LINE) * LINE // SECTOR))
         _warp(fig, _HIGH * k, title, addresses, start, strip, touched)
@@ -124,15 +124,14 @@ def tiles(m: int, k: int, n: int, rows: int, columns: int, step: int) -> style.F
 
 
 @style.styled
-def walk(rows: int, columns: int, queries: int, keys: int, causal: bool = True, tile: int | None = None) -> style.Figure:
+def walk(rows: int, columns: int, queries: int, keys: int, causal: bool = True) -> style.Figure:
     """Draws the scores that attention would write, cut into tiles, and which of them one program walks along.
 
     rows, columns: of the scores
     queries, keys: of a tile
-    tile: the program's tile of queries; by default one in the middle
     """
     down, across = math.ceil(rows / queries), math.ceil(columns / keys)
-    tile = down // 2 if tile is None else tile
+    tile = down // 2  # of queries, the program's
     side = min(0.62, 3.7 / across, 2.5 / down)
     fig = Figure(WIDTH, 1.15 + side * down)
     left, top = 1.75, 0.95
@@ -305,9 +304,7 @@ class Tiled(Board):
         self._points = [right.plot([1], [1], mark, color=c, label=name, ms=size, **look)[0] for mark, c, name, size in marks]
         right.set(xlim=(0.5, 2000), ylim=(5e11, 8e15), title="Under the roof")
         right.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="FLOP/s at most")
-        right.set_xticks(at := [1, 10, 100, 1000], [f"{x:,}" for x in at])
-        right.set_yticks(at := [1e12, 1e13, 1e14, 1e15], [units.flop_rate(y) for y in at])
-        right.minorticks_off()
+        ticks(right, ([1, 10, 100, 1000], "{:,}".format), ([1e12, 1e13, 1e14, 1e15], units.flop_rate))
         right.legend(loc="upper left")
         self.others = [*self._lanes, self._sectors, self._roof, self._ridge, *self._points]
 

@@ -5,11 +5,13 @@ from math import ceil, floor, log10
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from manyranks.show import style
 
 _MOST = 7  # ticks on an axis
+SECONDS = {1e-6: "1 µs", 1e-3: "1 ms", 1: "1 s", 1e3: "1,000 s"}  # where axes of times are numbered
 _WHOLE = MaxNLocator(_MOST - 1, integer=True)
 
 
@@ -61,6 +63,20 @@ def powers(limits: tuple[float, float]) -> list[float]:
         return [10.0**k for k in range(low, high + 1, max(1, ceil((high - low + 1) / _MOST)))]
     ticks = (digit * 10.0**k for k in range(low - 1, high + 1) for digit in (1, 2, 5))
     return [tick for tick in ticks if limits[0] <= tick <= limits[1]]
+
+
+def ticks(axes: Axes, x: tuple | None = None, y: tuple | None = None, **look) -> None:
+    """Numbers axes at these places only. x, y: the places, and number -> text; look: as fontsize."""
+    for both, number in ((x, axes.set_xticks), (y, axes.set_yticks)):
+        if both:
+            number([*both[0]], list(map(both[1], both[0])), **look)
+    axes.minorticks_off()
+
+
+def ring(axes: Axes, **look) -> Line2D:
+    """Draws a ring around what is shown now, which an explorer moves."""
+    look = {"color": "none", "markeredgecolor": style.INK, "markersize": 11, "markeredgewidth": 1.8} | look
+    return axes.plot([], [], "o", **look)[0]
 
 
 # A side's colour and hatch.

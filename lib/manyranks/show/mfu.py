@@ -16,7 +16,7 @@ from manyranks.show import scenario, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Part, Setting, choice
 from manyranks.show.labels import Labels, word
-from manyranks.show.lines import curves, powers
+from manyranks.show.lines import curves, powers, ticks
 from manyranks.show.looks import LOOKS, STEP
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.show.setting import MUCH
@@ -44,7 +44,7 @@ _KNOWN |= {"python": ("Python", "#b0b0b0", "\\\\\\\\"), "overhead": ("kernel lau
 _COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.YELLOW, "#56B4E9")
 
 
-def published(runs: Sequence[tuple[str, str, float]], title: str = "MFU of published runs") -> style.Figure:
+def published(runs: Sequence[tuple[str, str, float]]) -> style.Figure:
     """Draws of each run the share of the peak that was used, and the rest of what was bought.
 
     runs: (name, chips, MFU as a share), from above. Raises ValueError for none, more than 16, and a share that is not 0 to 1.
@@ -54,7 +54,7 @@ def published(runs: Sequence[tuple[str, str, float]], title: str = "MFU of publi
         raise ValueError(f"the shares are {wrong}: give numbers from 0 to 1, not in percent")
     looks = {"model FLOPs (MFU)": (style.BLUE, ""), "all else": (style.FAINT, "")}
     bars = {", ".join(filter(None, run)): dict(zip(looks, (share, 1 - share), strict=True)) for *run, share in runs}
-    return rows(title, looks, bars, [f"{share:.1%}" for *_, share in runs], 1.0)
+    return rows("MFU of published runs", looks, bars, [f"{share:.1%}" for *_, share in runs], 1.0)
 
 
 def conventions(shares: Mapping[str, float]) -> style.Figure:
@@ -156,7 +156,7 @@ class Point(NamedTuple):
 
 
 @style.styled
-def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = (), title: str = "") -> style.Figure:
+def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = ()) -> style.Figure:
     """Draws FLOP/s over arithmetic intensity: a roof for each name, and numbered points, listed at the right.
 
     roofs: name ("H100, bfloat16") -> theory.roofline.Roof; points: one without FLOP/s is hollow, on the first roof; one with
@@ -175,7 +175,6 @@ def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = (), title: str
     fig, (axes,) = style.figure(width=9.2 if points else 6.4, height=4.0 + 0.2 * len(roofs))
     _draw_roofs(axes, roofs, [place for place in places if place[0]])
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), handlelength=3)
-    axes.set_title(title, pad=10 + 15 * len(roofs))
     listed = [axes.plot([], [], style.MARKERS[k], color=_COLOURS[k], label=group)[0] for k, group in enumerate(groups) if group]
     for k, (point, (x, y)) in enumerate(zip(points, places, strict=True), 1):
         marker, colour = ((style.MARKERS, _COLOURS)[each][groups.index(point.group)] for each in (0, 1))
@@ -208,9 +207,7 @@ def _draw_roofs(axes: Axes, roofs: Mapping[str, Roof], places: Sequence[tuple[fl
         axes.text(x, 0.97 * high, text, fontsize=9, fontstyle="italic", ha=side, va="top")
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
     axes.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="rate of an operator")
-    axes.set_xticks(at := powers((left, right)), [f"{x:,g}" for x in at])
-    axes.set_yticks(at := powers((low, high)), [units.flop_rate(y) for y in at])
-    axes.minorticks_off()
+    ticks(axes, (powers((left, right)), "{:,g}".format), (powers((low, high)), units.flop_rate))
     axes.grid(visible=False)
 
 
@@ -426,9 +423,7 @@ class _Roofline:
         self._labels = Labels(axes, size=9, left=0, outline=word)
         axes.set(xscale="log", yscale="log", xlim=_X, ylim=_Y)
         axes.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="rate (% of peak)")
-        axes.set_xticks(at := [1, 10, 100, 1000, 1e4, 1e5], [f"{x:,.0f}" for x in at])
-        axes.set_yticks(at := [0.1, 1, 10, 100], [f"{y:g}" for y in at])
-        axes.minorticks_off()
+        ticks(axes, ([1, 10, 100, 1000, 1e4, 1e5], "{:,.0f}".format), ([0.1, 1, 10, 100], "{:g}".format))
         axes.grid(visible=False)
         axes.set_title("Operators under the roof", pad=34)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.05, 0.98), ncols=4, columnspacing=1.0, handlelength=1.6, fontsize=8.5)

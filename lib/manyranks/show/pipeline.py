@@ -15,6 +15,8 @@ from manyranks.parallel.pipeline import program, schedules, verify
 from manyranks.parallel.pipeline.schedules import FORWARD, KINDS, Pair, Schedule, singles
 from manyranks.show import gantt, lines, style, units
 from manyranks.show.bars import joined
+from manyranks.show.drawings import KINDS as KINDS_OF_DATA
+from manyranks.show.drawings import WIDTH, Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Panels, Setting, choice, slider, value_slider
 from manyranks.show.labels import width
 from manyranks.show.said import Part, Said
@@ -26,13 +28,40 @@ from manyranks.theory.plan import SCHEDULES
 from manyranks.timeline import Timeline, replay
 from manyranks.timeline.spans import COMPUTE
 
-__all__ = ["compare", "explorer", "in_flight"]
+__all__ = ["compare", "explorer", "in_flight", "stages"]
 
 LIGHTER = (0.0, 0.45, 0.65, 0.8)  # share of white for a rank's first, second, … stage; the last look is all further ones'
 LOOKS = {
     f"{kind}{k}": gantt.Kind("", tuple(white + (1 - white) * np.array(to_rgb(gantt.KINDS[kind].colour))))
     for kind, (k, white) in product(KINDS, enumerate(LIGHTER))
 }
+
+
+@style.styled
+def stages(parts: Sequence[Sequence[str]], message: str) -> style.Figure:
+    """Draws a box per rank with its parts, and between them what goes forward and what comes back.
+
+    parts: each rank's, by name
+    message: what crosses a boundary, such as "b·s·h numbers"
+    """
+    gap = 1.0
+    wide = (WIDTH - gap * (len(parts) - 1)) / len(parts)
+    high = 0.42 * max(map(len, parts))
+    fig = Figure(WIDTH, high + 0.95)
+    for rank, own in enumerate(parts):
+        x = rank * (wide + gap)
+        fig.rank(x + wide / 2, 0.15, rank, wide)
+        fig.frame(x + 0.02, 0.33, wide - 0.04, high + 0.08)
+        for row, name in enumerate(own):
+            fig.block(x + 0.08, 0.39 + 0.42 * row, wide - 0.16, 0.36, "parameters", name, f"{name} of rank {rank}")
+        if rank:
+            for y, kind, ends in ((0.5, "activations", (x - gap, x)), (0.18 + high, "gradients", (x, x - gap))):
+                fig.arrow([(end, y) for end in ends], KINDS_OF_DATA[kind], name=f"{kind} {rank}")
+                fig.write(x - gap / 2, y + 0.2, kind, (gap, 1))
+    fig.write(WIDTH / 2, high + 0.72, f"each arrow: {message} per micro-batch")
+    return fig
+
+
 _BOX = [*gantt.BOX, ("kind", "U1"), *((name, int) for name in ("rank", "level", "microbatch", "first", "last", "counts"))]
 
 
@@ -253,7 +282,7 @@ _ROOM = {"first": NAMES.values(), "pp": range(1, 9), "tp": (1, 2, 4, 8)}
 _WORDS = {"pp": "p = {}", "tp": "t = {}"}
 
 
-class Schedules(namedtuple("Schedules", "first second model cluster tp pp m v F I W message"), Setting):
+class Schedules(namedtuple("Schedules", "first second model cluster dp tp pp m v F I W message"), Setting):
     """Holds what the controls say. F, I, W: of a micro-batch on all stages of a rank; message: between two stages; one unit."""
 
     choices, room, words = _ROOM, tuple(_ROOM), _WORDS
@@ -265,7 +294,8 @@ class Schedules(namedtuple("Schedules", "first second model cluster tp pp m v F 
             raise ValueError(f"{self.tp} tensor ranks can't share the {shape.heads} heads of {self.model}")
         if self.m < (fewest := theory.fewest(self.first, self.pp)) and self.pp > 1:
             raise ValueError(f"the formula for {theory.WRITTEN[self.first]} needs m ≥ {fewest}")
-        plan = Plan(pp=self.pp, tp=self.tp, batch=self.m, schedule=self.first, virtual=self.stages(self.first))
+        shared = {"dp": self.dp, "zero": min(1, self.dp - 1), "tp": self.tp, "pp": self.pp}
+        plan = Plan(batch=self.dp * self.m, schedule=self.first, virtual=self.stages(self.first), **shared)
         return Scenario(shape, plan, clusters[self.cluster])
 
     def stages(self, name: str) -> int:
@@ -321,7 +351,7 @@ def _run(name: str, p: int, m: int, v: int, message: float, *times: float) -> Ru
 class Two(Charts, Board):
     """Two schedules under each other on one time axis."""
 
-    setting, over, curves = Schedules, "pp", (MEMORY, BUBBLE, MFU)
+    setting, over, curves, apart = Schedules, "pp", (MEMORY, MFU, BUBBLE), {BUBBLE: "m"}
 
     @style.styled
     def __init__(self):
@@ -345,7 +375,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     presets["zero bubble"] = {"first": "zb-h1", "second": "zb-h2", "pp": 8, "m": 16}
     presets["ZB-V"] = {"first": "zb-v", "second": "1f1b", "m": 16}
     names = {"first": choice("upper schedule", "1f1b", NAMES), "second": choice("lower schedule", "zb-h1", NAMES)}
-    shared = controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", tp=1)
+    shared = controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", dp=1, tp=1)
     counts = {"pp": slider("pipeline ranks p", 4, 1, 8), "m": slider("micro-batches m", 8, 1, 32)}
     counts["v"] = slider("v (interleaved only)", 2, 1, 4)
     times = {kind: value_slider(gantt.KINDS[kind].label, 1.0, _TIMES, "{:g}".format) for kind in "FIW"}

@@ -161,9 +161,9 @@ _peak = functools.lru_cache(maxsize=16384)(memory.peak)
 _LOOK = {"layout": {"width": "auto"}, "style": {"description_width": "initial"}}  # the page places them: page.KEYS
 
 
-def slider(label: str, value: int, low: int, high: int, step: int = 1) -> widgets.IntSlider:
+def slider(label: str, value: int, low: int, high: int) -> widgets.IntSlider:
     """A control for a whole number."""
-    return widgets.IntSlider(value, low, high, step, description=label, **_LOOK)
+    return widgets.IntSlider(value, low, high, description=label, **_LOOK)
 
 
 def value_slider(label: str, value: float, values: Sequence[float], show: Callable = str) -> widgets.SelectionSlider:
@@ -172,9 +172,9 @@ def value_slider(label: str, value: float, values: Sequence[float], show: Callab
     return widgets.SelectionSlider(options=options, value=value, description=label, **_LOOK).add_class("manyranks-steps")
 
 
-def log_slider(label: str, value: float, low: int, high: int, base: int = 2, show: Callable = str) -> widgets.SelectionSlider:
-    """A control for a power of `base`, from base**low to base**high; show: value -> text beside the slider."""
-    return value_slider(label, value, [base**k for k in range(low, high + 1)], show)
+def log_slider(label: str, value: float, low: int, high: int, show: Callable = str) -> widgets.SelectionSlider:
+    """A control for a power of two, from 2**low to 2**high; show: value -> text beside the slider."""
+    return value_slider(label, value, [2**k for k in range(low, high + 1)], show)
 
 
 def choice(label: str, value: object, options: Sequence[str] | Mapping[str, object]) -> widgets.Dropdown:
@@ -187,7 +187,7 @@ def values(control: widgets.ValueWidget) -> list:
     """Returns all that a control can be set to."""
     if hasattr(control, "options"):
         return [option[1] if isinstance(option, tuple) else option for option in control.options]
-    return list(range(control.min, control.max + 1, control.step))
+    return list(range(control.min, control.max + 1))
 
 
 SWITCH = {"on": True, "off": False}

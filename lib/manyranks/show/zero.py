@@ -29,32 +29,32 @@ __all__ = [
 ]
 
 
-def who_holds_what(n: int = 4) -> style.Figure:
-    """Draws what each of n ranks, 2 or more, holds of a model's states in stages 0 to 3, with Adam in mixed precision."""
+def who_holds_what() -> style.Figure:
+    """Draws what each of 4 ranks holds of a model's states in stages 0 to 3, with Adam in mixed precision."""
     sizes = {"parameters": 2, "gradients": 2, "optimizer": 12}  # bytes per parameter
     panels = {}
     for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3")):
         cut = list(sizes)[len(sizes) - stage :]
-        panels[name] = [[(k, k, (r, n) if k in cut else None, size) for k, size in sizes.items()] for r in range(n)]
+        panels[name] = [[(k, k, (r, 4) if k in cut else None, size) for k, size in sizes.items()] for r in range(4)]
     return drawings.who_holds(panels, below=("16", "4 + 12/N", "2 + 14/N", "16/N"), unit="bytes per\nparameter")
 
 
-def stage_1(n: int = 4) -> style.Figure:
-    """Draws where each piece of the gradients goes in stage 1, and where the new weights come from. n: ranks, 2 to 8."""
-    gradients = [[f"{rank}{k}" for k in range(n)] for rank in "abcdefgh"[:n]]
-    means = [[f"Σ{k}" if k == rank else None for k in range(n)] for rank in range(n)]
-    weights = [[f"w{k}" for k in range(n)] for _ in range(n)]
+def stage_1() -> style.Figure:
+    """Draws where each piece of the gradients goes in stage 1, and where the new weights come from."""
+    gradients = [[f"{rank}{k}" for k in range(4)] for rank in "abcd"]
+    means = [[f"Σ{k}" if k == rank else None for k in range(4)] for rank in range(4)]
+    weights = [[f"w{k}" for k in range(4)] for _ in range(4)]
     columns = {"gradients": gradients, "sums": means, "weights": weights}
     steps = [("reduce-scatter", "", "+"), ("all-gather", "after Adam", "")]
     return drawings.pieces(columns, steps, ["gradients", "gradients", "parameters"])
 
 
-def unit_by_unit(layers: int = 4, here: int = 2, n: int = 4) -> style.Figure:
-    """Draws what n ranks hold of a GPT's parts in stage 3: between steps, and while one of its layers, `here`, computes."""
-    names = ["embedding", *(f"layer {k}" for k in range(layers)), "head"]
-    cut = [[(name, "parameters", (rank, n)) for name in names] for rank in range(n)]
-    whole = [[(block[0], "gathered") if block[0] == f"layer {here}" else block for block in rank] for rank in cut]
-    return drawings.who_holds({"between steps": cut, f"layer {here} computes": whole})
+def unit_by_unit() -> style.Figure:
+    """Draws what 4 ranks hold of a GPT's parts in stage 3: between steps, and while one of its layers computes."""
+    names = ["embedding", *(f"layer {k}" for k in range(4)), "head"]
+    cut = [[(name, "parameters", (rank, 4)) for name in names] for rank in range(4)]
+    whole = [[(block[0], "gathered") if block[0] == "layer 2" else block for block in rank] for rank in cut]
+    return drawings.who_holds({"between steps": cut, "layer 2 computes": whole})
 
 
 def step_over_time(units: int = 4, gather: float = 1.0, compute: float = 1.4) -> style.Figure:

@@ -8,6 +8,7 @@ from manyranks.measure.beside import Beside, Small
 from manyranks.parallel.expert import Experts, Routing, choose, one_hop, two_hops
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory import expert as theory
+from manyranks.theory.plan import most_imbalance
 
 TOKENS, HIDDEN, FFN, EXPERTS, TOP_K, NODES = 512, 128, 64, 16, 4, 2
 _kept: dict = {}  # on a rank: its experts, its tokens' choices, and the groups of two hops
@@ -18,7 +19,7 @@ def expert(values, ranks, say):
     """A layer of 16 experts on 2 to 8 ranks in two "nodes", forward and backward in float32: bytes on the socket against what
     theory makes of the router's choices, and the bytes of a rank's experts."""
     n = few(values["ep"])
-    full = min(values["imbalance"], theory.worst(EXPERTS, TOP_K, n))
+    full = min(values["imbalance"], most_imbalance(EXPERTS, TOP_K, n))
     say(0.2, f"{n} ranks with {EXPERTS // n} of {EXPERTS} experts each")
     world = ranks(n)
     routing, held = zip(*world.run(_start, full, values["limit"] == 1), strict=True)

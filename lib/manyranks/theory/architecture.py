@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
-from manyranks.theory.names import concise, nearest
+from manyranks.theory.names import concise, nearest, whole
 
 # Vectors of the normalised size that a norm learns: a scale, or a scale and a shift.
 NORMS = {"rmsnorm": 1, "layernorm": 2, "none": 0}
@@ -63,7 +63,7 @@ class LatentAttention:
 
     def __post_init__(self):
         for field in fields(self):
-            _whole(f"latent.{field.name}", getattr(self, field.name), least=0 if field.name == "q_rank" else 1)
+            whole(int(field.name != "q_rank"), **{f"latent.{field.name}": getattr(self, field.name)})
 
     def tensors(self, hidden: int, heads: int) -> list[Tensor]:
         """Queries down and up (or at once), keys and values down and up, output; no norms. What compresses is whole."""
@@ -150,7 +150,7 @@ class ModelShape:
             if field.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{field.name}={value!r}: must be True or False")
             if field.type is int or (field.type == int | None and value is not None):
-                _whole(field.name, value, least=0 if field.default == 0 or field.name == "window_layers" else 1)
+                whole(int(field.default != 0 and field.name != "window_layers"), **{field.name: value})
 
     def _fill(self) -> None:
         def default(field: str, value: int) -> None:
@@ -329,8 +329,3 @@ class ModelShape:
 
     def _layer(self, moe: bool) -> int:
         return parameters_of(self.layer_tensors(moe)) + (self.experts * self.expert_parameters if moe else 0)
-
-
-def _whole(field: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{field}={value!r}: must be a whole number, {least} or more")

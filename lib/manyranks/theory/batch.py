@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from manyranks.theory.names import not_negative, positive
+
 
 class Noise(NamedTuple):
     """What two batch sizes tell of the gradient: squared_norm, |G|² of the true one; variance, tr(Σ), of one example's.
@@ -54,14 +56,14 @@ def mean_noise(estimates: Iterable[Noise]) -> Noise:
 
 def steps(batch: float, critical: float, fewest: float = 1.0) -> float:
     """Steps to a given loss, S = S_min(1 + B_crit/B); fewest: S_min, those of an infinite batch. Section 2.3."""
-    _positive(batch=batch, fewest=fewest)
-    _positive(True, critical=critical)
+    positive(batch=batch, fewest=fewest)
+    not_negative(critical=critical)
     return fewest * (1 + critical / batch)
 
 
 def examples(batch: float, critical: float, fewest: float = 1.0) -> float:
     """Examples to a given loss, E = E_min(1 + B/B_crit); fewest: E_min, those of the smallest batch. Section 2.3."""
-    _positive(batch=batch, critical=critical, fewest=fewest)
+    positive(batch=batch, critical=critical, fewest=fewest)
     return fewest * (1 + batch / critical)
 
 
@@ -75,9 +77,3 @@ def stable_rate(staleness: int) -> float:
     if staleness < 0:
         raise ValueError(f"staleness={staleness}: a gradient can't be newer than the weights; give 0 or more")
     return 2 * math.sin(math.pi / (2 * (2 * staleness + 1)))
-
-
-def _positive(or_zero: bool = False, **values: float) -> None:
-    for name, value in values.items():
-        if not (value >= 0 if or_zero else 0 < value < math.inf):
-            raise ValueError(f"{name}={value}: must be {'0 or more' if or_zero else 'a number above 0'}")

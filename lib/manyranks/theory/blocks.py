@@ -17,41 +17,33 @@ WARP, SECTOR, LINE, BANKS = 32, 32, 128, 32  # lanes; bytes; bytes; banks of sha
 LSE = 4  # bytes of a row's log-sum-exp, which is all that attention's backward needs beside its inputs and its output
 
 
-def sectors(stride: int, lanes: int = WARP, itemsize: int = 4, offset: int = 0, size: int = SECTOR) -> int:
-    """Counts the sectors that a warp touches if its lanes read elements `stride` elements apart.
+def sectors(stride: int, lanes: int = WARP, itemsize: int = 4) -> int:
+    """Counts the sectors that a warp touches, from the start of one, if its lanes read elements `stride` elements apart.
 
     stride: elements from one lane's to the next; 0 where all read the same one.
     lanes: number of lanes that read.
     itemsize: bytes of an element, a power of two up to 16.
-    offset: elements between the start of a sector and the first element.
-    size: bytes per unit counted: SECTOR, or LINE for lines of 128.
     Raises ValueError for a negative number or another itemsize.
     """
     checks.whole(lanes=lanes)
-    if min(stride, offset) < 0 or itemsize not in (1, 2, 4, 8, 16):
-        raise ValueError(
-            f"stride={stride}, offset={offset}, itemsize={itemsize}: give 0 or more, and an itemsize of 1, 2, 4, 8 or 16"
-        )
-    step, first = stride * itemsize, offset * itemsize
-    if step > size:
+    if stride < 0 or itemsize not in (1, 2, 4, 8, 16):
+        raise ValueError(f"stride={stride}, itemsize={itemsize}: give 0 or more, and an itemsize of 1, 2, 4, 8 or 16")
+    step = stride * itemsize
+    if step > SECTOR:
         return lanes  # no two lanes share one
-    return (first + (lanes - 1) * step) // size - first // size + 1  # with steps this small, every unit in between is touched
+    return (lanes - 1) * step // SECTOR + 1  # with steps this small, every sector in between is touched
 
 
-def bank_conflicts(stride: int, lanes: int = WARP) -> int:
+def bank_conflicts(stride: int) -> int:
     """Counts the turns that shared memory takes if a warp's lanes read 4-byte words `stride` words apart; 1 is no conflict.
 
     Word i lies in bank i mod 32. A bank gives one word per turn, to every lane that asks for it. The stride reaches
-    32 ÷ gcd(stride, 32) banks. lanes: number of lanes that read, at most 32.
-    Raises ValueError for a negative stride or more lanes.
+    32 ÷ gcd(stride, 32) banks. Raises ValueError for a negative stride.
     Source: CUDA C++ Programming Guide, section "Shared Memory", 5.x and later.
     """
-    checks.whole(lanes=lanes)
-    if stride < 0 or lanes > WARP:
-        raise ValueError(f"stride={stride}, lanes={lanes}: give 0 words or more, and at most {WARP} lanes")
-    if not stride:
-        return 1
-    return math.ceil(lanes / (BANKS // math.gcd(stride, BANKS)))
+    if stride < 0:
+        raise ValueError(f"stride={stride}: give 0 words or more")
+    return math.gcd(stride, BANKS) if stride else 1
 
 
 def product_bytes(m: int, k: int, n: int, rows: int, columns: int | None = None, itemsize: int = 2) -> int:
@@ -74,14 +66,14 @@ def softmax_bytes(rows: int, columns: int, itemsize: int = 4, fused: bool = True
     return itemsize * (2 * rows * columns if fused else 8 * rows * columns + 4 * rows)
 
 
-def transpose_sectors(rows: int, columns: int, itemsize: int = 4, turned: bool = True) -> int:
-    """Sectors that a transpose touches, reading and writing, of a matrix whose sizes fill whole sectors and tiles of 32.
+def transpose_sectors(rows: int, columns: int, turned: bool = True) -> int:
+    """Sectors that a transpose touches, reading and writing, of a matrix of 4-byte elements that fills whole tiles of 32 × 32.
 
     Turned in shared memory, both move every sector once. Otherwise each lane of a warp writes into a different row: a sector
     for each element.
     """
-    checks.whole(rows=rows, columns=columns, itemsize=itemsize)
-    whole = rows * columns * itemsize // SECTOR
+    checks.whole(rows=rows, columns=columns)
+    whole = rows * columns * 4 // SECTOR
     return 2 * whole if turned else whole + rows * columns
 
 
@@ -137,12 +129,12 @@ def attention_bytes(sizes: Attention) -> int:
     return sizes.batch * sizes.heads * (sizes.itemsize * rows + LSE * sizes.rows)
 
 
-def attention_bytes_once(rows: float, heads: float, groups: float, key_size: int, value_size: int, itemsize: int = 2) -> float:
-    """Bytes that attention must move: Q, K and V read and O written, each once.
+def attention_bytes_once(rows: float, heads: float, groups: float, key_size: int, value_size: int) -> float:
+    """Bytes that attention must move in 16 bits: Q, K and V read and O written, each once.
 
     That's what reaches DRAM if a cache holds one head's K and V; theory.step charges this. rows: of Q and of K, in all batches.
     """
-    return itemsize * rows * (heads + groups) * (key_size + value_size)
+    return 2 * rows * (heads + groups) * (key_size + value_size)
 
 
 def attention_backward_bytes(sizes: Attention) -> int:
@@ -158,15 +150,13 @@ def attention_backward_bytes(sizes: Attention) -> int:
     return sizes.batch * (sizes.itemsize * (of_keys + of_queries) + statistics)
 
 
-def standard_attention_bytes(sizes: Attention, tile: int = 128) -> int:
-    """Bytes that attention asks for when it writes its scores: a product in tiles, a fused softmax, another product.
+def standard_attention_bytes(sizes: Attention) -> int:
+    """Bytes that attention asks for when it writes its scores: a product, a fused softmax, another product.
 
-    tile: rows and columns of the products' tiles. No mask saves anything. Source: arXiv 2205.14135, algorithm 0.
+    The products' tiles are of 128 × 128. No mask saves anything. Source: arXiv 2205.14135, algorithm 0.
     """
     rows, columns, size, itemsize = sizes.rows, sizes.columns, sizes.size, sizes.itemsize
-    products = product_bytes(rows, size, columns, tile, itemsize=itemsize) + product_bytes(
-        rows, columns, size, tile, itemsize=itemsize
-    )
+    products = sum(product_bytes(rows, *others, 128, itemsize=itemsize) for others in ((size, columns), (columns, size)))
     return sizes.batch * sizes.heads * (products + softmax_bytes(rows, columns, itemsize))
 
 

@@ -1,9 +1,12 @@
 """Errors for arguments of the wrong kind: what was given, and what is needed or how to get it."""
 
+from manyranks.theory import names
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import Constants
 from manyranks.theory.plan import Plan
+
+whole, positive, not_negative = names.whole, names.positive, names.not_negative
 
 
 def is_shape(value: object) -> None:
@@ -33,10 +36,3 @@ def has_8_bits(plan: Plan, cluster: Cluster) -> None:
     chip = cluster.accelerator
     if plan.recipe.matmul == 1 and chip.flops_fp8 <= chip.flops:
         raise ValueError(f"precision={plan.precision!r} on {chip.name}, which has no products in 8 bits: say precision='bf16'")
-
-
-def whole(**sizes: int) -> None:
-    """Raises ValueError, by name, for a size that is not a whole number from 1 up."""
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise ValueError(f"{name}={size!r}: must be a whole number, 1 or more")

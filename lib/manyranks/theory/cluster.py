@@ -6,10 +6,11 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from manyranks.theory import hardware
+from manyranks.theory import hardware, published
 from manyranks.theory.hardware import GB, Accelerator, Link
 from manyranks.theory.names import Named, nearest
 
@@ -183,75 +184,36 @@ def _torus_route(cluster: Cluster, ranks: int) -> Route:
     return Route(ranks, ring, link, ranks, ring)
 
 
-def _dgx(name: str, chip: str, node: int, near: float, far: float, source: str, nic: float | None = None, **more) -> Cluster:
-    accelerator = hardware.accelerators[chip]
-    if nic:
-        accelerator = replace(accelerator, nic=nic)
-    nvlink = Link("NVLink", near, accelerator.scale_up, accelerator.source)
-    network = Link("InfiniBand", far, accelerator.nic, accelerator.source)
-    levels = Level("node", node, nvlink), Level("network", 2**20, network)
-    host = {"V": 16 * GB, "A": 32 * GB}.get(chip[0], 64 * GB)  # PCI-SIG: 16 lanes of PCIe 3.0, 4.0 and 5.0
-    return Cluster(name, accelerator, levels, source=source, host=host, **more)
+_INFINIBAND, _NVLINK, _ICI = 14e-6, 3.4e-6, 1e-6  # α: NCCL src/graph/tuning.cc, hwLat of a ring, Simple; scaling-book, tpus.md
 
 
-def _slower(cluster: Cluster, clock: float, **chip: float) -> Cluster:
-    """The same with another memory, and products at this share of their rate."""
-    own = cluster.accelerator
-    other = replace(own, matmul_fraction=clock * own.matmul_fraction, specials=clock * own.specials, **chip)
-    source = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md: 96 GB of HBM2e at 2.4 TB/s, 500 W"
-    return replace(cluster, accelerator=other, source=source)
-
-
-def _torus(name: str, chip: str, link: float, axes: int, size: int, source: str) -> Cluster:
-    ici = Link("ICI", 1e-6, link, source)  # α: about 1 µs a hop, jax-ml/scaling-book, tpus.md
-    return Cluster(name, hardware.accelerators[chip], (Level("torus", size, ici),), torus=2 * axes, source=source)
-
-
-_INFINIBAND, _NVLINK = 14e-6, 3.4e-6  # α: NCCL src/graph/tuning.cc, hwLat of a ring, Simple
-_ML_ENGINEERING = "stas00/ml-engineering network/README.md"
+def _of_row(row: dict[str, str]) -> Cluster:
+    """link_GBps: of a torus one of its links, elsewhere the share of the network, if it isn't the accelerator's own."""
+    name, chip, size, source = row["name"], hardware.accelerators[row["chip"]], int(row["size"]), row["source"]
+    bandwidth = GB * float(row["link_GBps"] or 0)
+    if row["axes"]:
+        ici = Level("torus", size, Link("ICI", _ICI, bandwidth, source))
+        return Cluster(name, chip, (ici,), torus=2 * int(row["axes"]), source=source)
+    chip = replace(chip, nic=bandwidth) if bandwidth else chip
+    near, far = Link("NVLink", _NVLINK, chip.scale_up, chip.source), Link("InfiniBand", _INFINIBAND, chip.nic, chip.source)
+    host = {"V": 16 * GB, "A": 32 * GB}.get(row["chip"][0], 64 * GB)  # PCI-SIG: 16 lanes of PCIe 3.0, 4.0 and 5.0
+    more = {"host_memory": GB * float(row["host_memory_GB"])} if row["host_memory_GB"] else {}
+    reserved, levels = float(Fraction(row["reserved"] or 0)), (Level("node", size, near), Level("network", 2**20, far))
+    return Cluster(name, chip, levels, reserved=reserved, host=host, source=source, **more)
 
 
 @functools.cache
 def _clusters() -> Named:
-    dgx = functools.partial(_dgx, near=_NVLINK, far=_INFINIBAND, source=_ML_ENGINEERING)
-    chips = hardware.accelerators
-    roce = Link("RoCE", _INFINIBAND, chips["H100 SXM"].nic, "arXiv 2407.21783, section 3.3.1")
-    h100 = dgx("h100-dgx", "H100 SXM", 8)
-    found = [
-        dgx(
-            "v100-dgx",
-            "V100 SXM2",
-            16,
-            nic=100 / 16 * GB,
-            host_memory=96 * GB,
-            source="arXiv 1910.02054, section 10.1: 800 Gbit/s a node",
-        ),
-        dgx("a100-dgx", "A100-80GB SXM", 8),
-        dgx("a100-40gb-dgx", "A100-40GB SXM", 8),
-        h100,
-        dgx("h200-dgx", "H200 SXM", 8),
-        dgx("b200-dgx", "B200 (HGX)", 8),
-        dgx("gb200-nvl72", "GB200 (per GPU)", 72),
-        dgx("mi300x", "MI300X", 8),
-        # Meta's, limited to 500 W: dynamic power grows with the cube of the clock, so that products run at 0.89 of their rate.
-        _slower(dgx("grand-teton", "H100 SXM", 8), (500 / 700) ** (1 / 3), memory=96 * GB, memory_bandwidth=2400 * GB),
-        # DeepSeek's: 20 of an H800's 132 processors move tokens instead of multiplying.
-        replace(dgx("h800", "H800 SXM", 8), reserved=20 / 132, source="arXiv 2412.19437, section 3.2"),
-        replace(
-            h100,
-            name="llama3-cluster",
-            levels=(h100.levels[0], Level("pod", 3072, roce), Level("data centre", 2**20, roce, 7.0)),
-            source="arXiv 2407.21783, section 3.3.1: full bisection in a pod of 3,072, oversubscribed 7 times above",
-        ),
-        _torus("tpu-v4", "TPU v4", 45 * GB, 3, 4096, "jax-ml/scaling-book tpus.md"),
-        _torus("tpu-v5p", "TPU v5p", 90 * GB, 3, 8960, "jax-ml/scaling-book tpus.md"),
-        _torus("tpu-v5e", "TPU v5e", 45 * GB, 2, 256, "jax-ml/scaling-book tpus.md"),
-        _torus("tpu-v6e", "TPU v6e", 90 * GB, 2, 256, "jax-ml/scaling-book tpus.md"),
-        laptop(),
-    ]
-    short = {chip: f"{chip}-dgx" for chip in ("v100", "a100", "h100", "h200", "b200")} | {"h800-dgx": "h800"}
-    named = {cluster.name: cluster for cluster in found}
-    return _Clusters("cluster", named | {alias: named[name] for alias, name in short.items()})
+    table = published.rows("clusters")
+    found = {row["name"]: _of_row(row) for row in table} | {"laptop": laptop()}
+    # Meta's, limited to 500 W: dynamic power grows with the cube of the clock, so that products run at 0.89 of their rate.
+    slow, clock = found["grand-teton"].accelerator, (500 / 700) ** (1 / 3)
+    slow = replace(slow, matmul_fraction=clock * slow.matmul_fraction, specials=clock * slow.specials)
+    found["grand-teton"] = replace(found["grand-teton"], accelerator=replace(slow, memory=96 * GB, memory_bandwidth=2400 * GB))
+    llama3, roce = found["llama3-cluster"], Link("RoCE", _INFINIBAND, slow.nic, "arXiv 2407.21783, section 3.3.1")
+    levels = llama3.levels[0], Level("pod", 3072, roce), Level("data centre", 2**20, roce, 7.0)
+    found["llama3-cluster"] = replace(llama3, levels=levels)
+    return _Clusters("cluster", found | {row["alias"]: found[row["name"]] for row in table if row["alias"]})
 
 
 class _Clusters(Named):

@@ -1,4 +1,7 @@
-"""Seconds of all that a rank says to others in a step, as if nothing hid it: each axis's calls, on its group's route."""
+"""Seconds of all that a rank says to others in a step, as if nothing hid it: each axis's calls, on its group's route.
+
+The calls, with their bytes, stand in tensor.py, context/sends.py, expert/chances.py, sharding.py and, between stages, calls.py.
+"""
 
 import functools
 from collections.abc import Hashable
@@ -82,6 +85,6 @@ def seconds(what: Passing | Row, place: Place) -> Seconds:
     else:
         shape, local, part, imbalance = what.site.shape, what.site.local, what.part, what.site.imbalance
         calls = tensor.calls(shape, local, part, imbalance)
-        calls += context.calls(shape, local) if part in ("dense", "moe") else []
-        calls += expert.calls(shape, local, routes["ep"].inside, imbalance) if part == "moe" else []
+        calls += context.sends.calls(shape, local) if part in ("dense", "moe") else []
+        calls += expert.chances.calls(shape, local, routes["ep"].inside, imbalance) if part == "moe" else []
     return network.seconds(calls, routes, place.constants, trees=isinstance(what, Row))

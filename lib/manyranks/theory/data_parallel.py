@@ -8,14 +8,12 @@ import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from manyranks.theory.architecture import ModelShape
-from manyranks.theory.calls import BACKWARD, FORWARD, Call
+from manyranks.theory.calls import BACKWARD, FORWARD
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.communicate import Timed
 from manyranks.theory.kernels import Constants
 from manyranks.theory.plan import Plan
-from manyranks.theory.sharding import calls
-from manyranks.theory.states import Held, Row, Rows, groups, rank_parameters
+from manyranks.theory.states import Held, Rows
 
 
 class Times(NamedTuple):
@@ -40,28 +38,6 @@ def times(plan: Plan) -> Times:
     if plan.reshard_after_forward:
         return Times(reduces, m, m)
     return Times(reduces, m if plan.pp == 1 else 1, 0)
-
-
-def sent_bytes(shape: ModelShape | float, plan: Plan) -> float:
-    """Bytes that a rank sends in a step for its parameters and gradients, around rings; of all ranks, the one with most.
-
-    With one micro-batch and N ranks: 2, 2, 2 and 3 times (N−1)/N·Φ elements for ZeRO 0 to 3.
-    """
-    each, often = groups(plan), times(plan)
-    once = {BACKWARD: often.reduces, FORWARD: often.forward + often.backward}
-
-    def of(held: Held) -> float:
-        total = 0.0
-        for row in (Row(size, group, plan.recipe, plan.zero > 0) for size, group in zip(held, each, strict=True)):
-            for when, count in once.items():
-                total += count * sum(_sent(call, row.groups[call.group][0]) for call in calls(row) if call.when == when)
-        return total
-
-    return max(of(held) for held in set(rank_parameters(shape, plan)))
-
-
-def _sent(call: Call, n: int) -> float:
-    return (2 if call.op == "all_reduce" else 1) * (n - 1) / n * call.bytes
 
 
 def exposed(

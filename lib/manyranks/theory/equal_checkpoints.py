@@ -15,30 +15,52 @@ _SLOTS = 128  # into which the memory is cut where layers are computed more than
 
 class Point(NamedTuple):
     """A strategy for equal layers at its fullest moment, in the backward of a layer: layers' inputs that are stored, and layers
-    that are kept, beside two gradients. forwards: of one layer, those that it adds."""
+    that are kept, beside two gradients. forwards: of one layer, those that it adds. waiting: inputs and layers that a
+    micro-batch holds between its forward and its backward; the stage's own input is one, its output isn't."""
 
     stored: float
     kept: int
     forwards: float
+    waiting: tuple[float, int]
 
-    def bytes(self, layer: Layer) -> int:
-        return round((self.stored + 2) * layer.output) + self.kept * layer.saved
+    def bytes(self, layer: Layer, flying: int = 1) -> int:
+        """Returns what a rank holds. flying: micro-batches in flight, of which one is in its backward."""
+        inputs, whole = self.waiting
+        own = round((self.stored + 2) * layer.output) + self.kept * layer.saved
+        return own + (flying - 1) * round(inputs * layer.output + whole * layer.saved)
+
+
+def everything(n: int) -> Point:
+    """Of keeping all n layers."""
+    return Point(0, n, 0, (0, n))
+
+
+def from_input(n: int) -> Point:
+    """Of keeping the first layer's input only: each layer's backward runs all layers before it again."""
+    return Point(1, 1, n * (n + 1) / 2, (1, 0))
 
 
 def segments(n: int, count: int, layer: Layer) -> Point:
     """Of checkpointing.segments: fullest in the last segment, or in the last of those that are a layer longer."""
     short, longer = divmod(n, count)
-    both = [Point(count - 1, short, n), *([Point(longer - 1, short + 1, n)] if longer else [])]
+    both = [Point(count - 1, short, n, (count, 0))]
+    if longer:
+        both.append(Point(longer - 1, short + 1, n, (count, 0)))
     return max(both, key=lambda point: point.bytes(layer))
 
 
 @functools.lru_cache(maxsize=256)
-def front(n: int, layer: Layer) -> tuple[Point, ...]:
+def front(n: int, layer: Layer, flying: int = 1) -> tuple[Point, ...]:
     """The plans of n equal layers than which none is smaller and as fast, as optimal_checkpoints.Schedules finds them, the
-    smallest first. Exact where a layer saves a multiple of its output, else to a forward of a layer or a slot of memory."""
-    few = sorted(_computed_twice(n, layer), key=lambda point: point.bytes(layer))
+    smallest first. Exact where a layer saves a multiple of its output, else to a forward of a layer or a slot of memory.
+    Several micro-batches in flight: of the plans that repeat a layer at most once, in segments of equal length."""
+    if flying > 1:
+        plans = sorted(_in_flight(n, layer), key=lambda point: (point.bytes(layer, flying), point.forwards))
+    else:
+        few = sorted(_computed_twice(n, layer), key=lambda point: point.bytes(layer))
+        plans = [*_computed_often(n, layer, few[0].bytes(layer)), *few]
     found: list[Point] = []
-    for point in [*_computed_often(n, layer, few[0].bytes(layer)), *few]:
+    for point in plans:
         if not found or point.forwards < found[-1].forwards:
             found.append(point)
     return tuple(found)
@@ -52,7 +74,7 @@ def _computed_twice(n: int, layer: Layer) -> Iterator[Point]:
         while reached < n:
             stored += 1
             reached += kept + stored * layer.output // layer.saved
-        yield Point(stored, kept, n - kept)
+        yield Point(stored, kept, n - kept, (stored, kept))
 
 
 def _computed_often(n: int, layer: Layer, below: int) -> Iterator[Point]:
@@ -70,4 +92,14 @@ def _computed_often(n: int, layer: Layer, below: int) -> Iterator[Point]:
         extra[k, output:] = np.minimum(extra[k, output:], ways.min(axis=0))
     for m, (before, forwards) in enumerate(pairwise([math.inf, *extra[n, :most].tolist()])):
         if forwards < before:
-            yield Point(m / output, 1, forwards)
+            yield Point(m / output, 1, forwards, (m / output, 1))
+
+
+def _in_flight(n: int, layer: Layer) -> Iterator[Point]:
+    """Keeps the last layers whole and the others in segments, for each number of both."""
+    yield everything(n)
+    for whole in range(n):
+        for longest in range(1, n - whole + 1):
+            inputs = -((whole - n) // longest)
+            ends = [(inputs - (whole == 0), whole), (inputs - 1, longest)]
+            yield max((Point(*end, n - whole, (inputs, whole)) for end in ends), key=lambda point: point.bytes(layer))

@@ -20,13 +20,6 @@ def job_mtbf(unit_mtbf: float, units: int) -> float:
     return unit_mtbf / units
 
 
-def failure_free(mtbf: float, seconds: float) -> float:
-    """Computes the probability that nothing fails for this many seconds."""
-    positive(mtbf=mtbf)
-    not_negative(seconds=seconds)
-    return math.exp(-seconds / mtbf)
-
-
 def young(stall: float, mtbf: float) -> float:
     """Computes Young's interval between saves, √(2δM): it makes δ/τ + τ/2M smallest, the time for saves plus the lost training.
 
@@ -130,8 +123,8 @@ def effective_mfu(mfu: float, goodput: float) -> float:
     return mfu * goodput
 
 
-def spares(nodes: int, node_mtbf: float, repair: float, confidence: float = 0.99) -> int:
-    """Computes how many spare nodes are enough for this share of the time.
+def spares(nodes: int, node_mtbf: float, repair: float) -> int:
+    """Computes how many spare nodes are enough for 99 % of the time.
 
     The number of nodes away at any moment is Poisson with mean nodes · repair ÷ node_mtbf, however the repairs' lengths vary
     (an M/G/∞ queue: nobody waits for a repair to begin).
@@ -139,16 +132,13 @@ def spares(nodes: int, node_mtbf: float, repair: float, confidence: float = 0.99
     nodes: of the job
     node_mtbf: seconds between failures of one node
     repair: mean seconds that a failed node is away
-    confidence: share of the time, above 0 and at most 0.999999
     """
     positive(nodes=nodes, node_mtbf=node_mtbf, repair=repair)
-    if not 0 < confidence <= 0.999999:
-        raise ValueError(f"confidence={confidence}: give a share above 0 and at most 0.999999")
     mean, found = nodes * repair / node_mtbf, 0.0
     enough = max(0, int(mean - 12 * math.sqrt(mean)))  # fewer are away for less than 10⁻³⁰ of the time
     while True:
         found += math.exp(enough * math.log(mean) - mean - math.lgamma(enough + 1))
-        if found >= confidence:
+        if found >= 0.99:
             return enough
         enough += 1
 

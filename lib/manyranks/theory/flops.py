@@ -75,7 +75,7 @@ def products(shape: ModelShape, seq: int, attended: float = 1.0) -> list[Product
     is sent to. attended: share of the score matrix that is computed. Backward has two of the same size for each.
     """
     checks.is_shape(shape)
-    _not_negative(seq=seq, attended=attended)
+    checks.not_negative(seq=seq, attended=attended)
     h, dense, moe = shape.hidden, shape.layers - shape.moe_layers, shape.moe_layers
     routed, shared = moe * shape.top_k, moe * shape.shared_experts
     return [
@@ -153,7 +153,7 @@ def mfu(shape: ModelShape, seq: int, tokens_per_second: float, gpus: int, peak: 
 
     tokens_per_second: of the whole job; peak: FLOP/s of one accelerator. Source: arXiv 2204.02311, section 4.1.
     """
-    _not_negative(tokens_per_second=tokens_per_second)
+    checks.not_negative(tokens_per_second=tokens_per_second)
     if not (gpus >= 1 and peak > 0):
         raise ValueError(f"gpus={gpus}, peak={peak}: both must be above 0")
     return per_token(shape, seq, convention) * tokens_per_second / (gpus * peak)
@@ -179,11 +179,5 @@ def training(parameters: float, tokens: float) -> float:
 
     Source: Kaplan et al., "Scaling Laws for Neural Language Models", arXiv 2001.08361, section 2.1.
     """
-    _not_negative(parameters=parameters, tokens=tokens)
+    checks.not_negative(parameters=parameters, tokens=tokens)
     return 6 * parameters * tokens
-
-
-def _not_negative(**values: float) -> None:
-    for name, value in values.items():
-        if not value >= 0:
-            raise ValueError(f"{name}={value}: must be a number, 0 or more")

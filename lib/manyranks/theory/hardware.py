@@ -71,10 +71,6 @@ class Link:
             raise ValueError(f"n={n}: a message has 0 bytes or more")
         return self.latency + n / self.bandwidth
 
-    def achieved_bandwidth(self, n: float) -> float:
-        """n / T(n), bytes/s."""
-        return n / self.seconds(n)
-
     @property
     def half_bandwidth_bytes(self) -> float:
         """The size αβ at which latency and transfer take the same time, so that half of β is reached."""

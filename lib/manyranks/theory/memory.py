@@ -20,6 +20,7 @@ __all__ = [
     "layer_activations",
     "model_states",
     "peak",
+    "peaks",
     "rank_parameters",
     "states_of",
 ]
@@ -72,22 +73,28 @@ def peak(shape: ModelShape, plan: Plan) -> Peak:
     That is at the loss or in the first layer's backward after it. Where gradients are made in backward only, it may be at the
     end of backward, or while the optimizer updates.
     """
+    return max(peaks(shape, plan).values(), key=sum)
+
+
+def peaks(shape: ModelShape, plan: Plan) -> dict[int, Peak]:
+    """Returns each pipeline rank's peak; of ranks with equal stages only that of the first, which holds the most."""
     _check(shape, plan)
     dealt = stages.dealt(shape, plan.layout)
     own = states.on_ranks(dealt, plan)
     flying = pipeline.flights(plan.schedule, plan.pp, plan.microbatches, plan.virtual, dealt.firsts)
-    found, framework = [], plan.framework
+    each, framework = [], plan.framework
     for (held, gathered), rank in zip(own, kept.of_ranks(dealt, plan.local, plan.microbatches, flying), strict=True):
         total = held.total
         at_loss = total, rank.kept, gathered + max(0, rank.again - rank.loss)
         if framework.fp32_shards and plan.pp == plan.microbatches == 1:  # no gradient yet
-            found += [(total - held.gradients, *at_loss[1:]), (total, 0, gathered + rank.again)]
+            found = [(total - held.gradients, *at_loss[1:]), (total, 0, gathered + rank.again)]
         else:
-            found.append(at_loss)
+            found = [at_loss]
         if framework.fp32_shards and plan.offload == "none":
             found.append((total, 0, held.gradients))  # the update has a tensor in 32 bits, as gradients are
-    most = max(found, key=sum)
-    return Peak(*most[:2], most[2] + round(framework.reserved * sum(most)))
+        most = max(found, key=sum)
+        each.append(Peak(*most[:2], most[2] + round(framework.reserved * sum(most))))
+    return dict(zip(dealt.firsts, each, strict=True))
 
 
 def _kept(dealt: Dealt, plan: Plan) -> list[kept.Rank]:

@@ -1,5 +1,6 @@
-"""What is said when a name is not known, and how a value with many fields is written."""
+"""What is said of a name that is not known and of a number that cannot be, and how a value with many fields is written."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import fields
 from difflib import get_close_matches
@@ -36,3 +37,24 @@ def concise(value: object, *always: str, hide: str = "") -> str:
     defaults = {f.name: f.default for f in fields(value)}
     shown = (f"{name}={v!r}" for name, v in given if name in always or (v != defaults[name] and (v or defaults[name])))
     return f"{type(value).__name__}({', '.join(shown)})"
+
+
+def whole(least: int = 1, /, **sizes: int) -> None:
+    """Raises ValueError, by name, for a size that is not a whole number from `least` up."""
+    for name, size in sizes.items():
+        if type(size) is not int or size < least:
+            raise ValueError(f"{name}={size!r}: must be a whole number, {least} or more")
+
+
+def positive(**values: float) -> None:
+    """Raises ValueError, by name, for what is not a number above 0, or infinite."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}={value!r}: must be a number above 0")
+
+
+def not_negative(**values: float) -> None:
+    """Raises ValueError, by name, for what is not a number from 0 up."""
+    for name, value in values.items():
+        if not value >= 0:
+            raise ValueError(f"{name}={value!r}: must be a number, 0 or more")

@@ -99,9 +99,7 @@ class Paced(NamedTuple):
         return self.fullest.seconds - self.balanced.seconds
 
 
-def expert_layer(
-    shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float = 1.0, constants: Constants = DEFAULT
-) -> Paced:
+def expert_layer(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float = 1.0) -> Paced:
     """Attention and experts of one layer, where the fullest rank has `imbalance` times the mean load.
 
     The products of its experts and the bytes that it receives and sends back are so many times a balanced load's; no message
@@ -109,7 +107,7 @@ def expert_layer(
     fit, a shape without experts and an imbalance that cannot be.
     """
     checks.is_shape(shape)
-    found = (of_layer(shape, plan, cluster, constants, moe=True, imbalance=each) for each in (imbalance, 1.0))
+    found = (of_layer(shape, plan, cluster, moe=True, imbalance=each) for each in (imbalance, 1.0))
     return Paced(*found)
 
 

@@ -5,7 +5,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.names import concise, nearest
+from manyranks.theory.names import concise, nearest, whole
 from manyranks.theory.stacks import STACKS, Stack
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
@@ -161,8 +161,8 @@ class Plan:
 
     def __post_init__(self):
         for name, value in zip(_WHOLE, _whole_of(self), strict=True):
-            if type(value) is not int or value < 1:
-                _whole(name, value, least=0 if name == "zero" else 1)
+            if value is not None or name not in ("batch", "dp_shard", "etp"):
+                whole(int(name != "zero"), **{name: value})
         for name, value in zip(_FLAGS, _flags_of(self), strict=True):
             if type(value) is not bool:
                 raise ValueError(f"{name}={value!r}: must be True or False")
@@ -374,13 +374,6 @@ def check_imbalance(shape: ModelShape, plan: Plan, imbalance: float) -> None:
     if type(imbalance) not in (int, float) or not 1 <= imbalance <= most:
         can = f"1 to {most:g} times the mean load" if most > 1 else "the mean load: give 1"
         raise ValueError(f"imbalance={imbalance!r}: with ep={plan.ep} the fullest rank has {can}")
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if value is None and name in ("batch", "dp_shard", "etp"):
-        return
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name}={value!r}: must be a whole number, {least} or more")
 
 
 def multiples(value: int, of: int) -> str:

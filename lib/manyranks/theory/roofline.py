@@ -6,6 +6,7 @@ Performance Model for Multicore Architectures", Communications of the ACM 52(4),
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -201,19 +202,14 @@ def _part(name: str, group: list[tuple[float, Kernel]], time: StepTime) -> Part:
 
 def _kernels(shape: ModelShape, plan: Plan, stage: Stage, imbalance: float) -> Iterator[tuple[int, Kernel]]:
     """Every kernel of one micro-batch on a stage, with how often it runs: what compute.of_part charges."""
-    counts = {False: stage.dense, True: stage.moe}
-    if stage.mtp:
-        counts[shape.is_moe(shape.layers - 1)] += stage.mtp
-    for moe, count in counts.items():
-        if count:
-            uneven = imbalance if moe else 1.0
-            once = layer.forward(shape, plan, moe, uneven) + layer.backward(shape, plan, moe, uneven)
-            yield from ((count, kernel) for kernel in once)
-    heads = stage.head + stage.mtp
-    for kernel in layer.head(shape, plan) if heads else ():
-        yield from ((heads, each) for each in (kernel, *layer.gradients(kernel, plan)))
-    if stage.embedding:
-        yield 3, layer.embedding(shape, plan)
+    often = Counter()
+    for count, part in stages.parts(shape, stage):
+        often[part] += count
+    for part, count in often.items():
+        there, back, *_ = layer.work(shape, plan, part, imbalance)
+        if part == "embedding":  # backward moves twice as much
+            count, back = 3 * count, []
+        yield from ((count, kernel) for kernel in there + back)
 
 
 def _name(kernel: Kernel) -> str:

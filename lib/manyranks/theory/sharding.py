@@ -26,8 +26,8 @@ def padded(elements: int, n: int) -> int:
 
 def shard(elements: int, n: int) -> int:
     """Elements that each of n ranks keeps of a row, padding included. Raises ValueError as padded does."""
-    _whole("elements", elements, least=0)
-    _whole("n", n, least=1)
+    checks.whole(0, elements=elements)
+    checks.whole(n=n)
     return -(-elements // n)
 
 
@@ -43,8 +43,7 @@ def shards(n: int, stage: int, replicas: int = 1) -> int:
 
     Raises ValueError for a stage that is not 0 to 3, replicas that do not divide n, and replicas of stage 0.
     """
-    _whole("n", n, least=1)
-    _whole("replicas", replicas, least=1)
+    checks.whole(n=n, replicas=replicas)
     if type(stage) is not int or not 0 <= stage <= 3:
         raise ValueError(f"stage={stage!r}: the stages are 0, 1, 2 and 3")
     if n % replicas:
@@ -96,7 +95,7 @@ def held(
     """
     sizes = {"parameter": parameter, "gradient": gradient, "master": master, "counter": counter}
     for name, size in [*sizes.items(), *(("states", size) for size in states)]:
-        _whole(name, size, least=0)
+        checks.whole(0, **{name: size})
     k, optimizer = shards(n, stage, replicas), master + sum(states)
     whole, row, part = sum(rows), sum(padded(e, k) for e in rows), sum(shard(e, k) for e in rows)
     if stage == 3:
@@ -132,8 +131,7 @@ def gathered_peak(units: Sequence[int], n: int, itemsize: int, prefetch: int = 1
     after forward adds nothing: no other is whole then. Not in it: gradients, and the shards that are gathered.
     Raises ValueError for negative numbers and n below 1. Source: arXiv 2304.11277, section 3.2.1.
     """
-    _whole("itemsize", itemsize, least=0)
-    _whole("prefetch", prefetch, least=0)
+    checks.whole(0, itemsize=itemsize, prefetch=prefetch)
     sizes = [itemsize * padded(unit, n) for unit in units]
     return max((sum(sizes[first : first + prefetch + 1]) for first in range(len(sizes))), default=0)
 
@@ -149,7 +147,7 @@ def gradients_peak(units: Sequence[int], n: int, itemsize: int) -> int:
     itemsize: bytes of an element
     Raises ValueError for negative numbers and n below 1.
     """
-    _whole("itemsize", itemsize, least=0)
+    checks.whole(0, itemsize=itemsize)
     rows = [padded(unit, n) for unit in units]
     waiting = [unit + 2 * row for unit, row in zip(units, rows[1:], strict=False)]
     leaving = [max(unit + row, 2 * row) for unit, row in zip(units, rows, strict=True)]
@@ -200,8 +198,7 @@ def sent(
     replicas 2(M−1)/M·Φ/K. Raises ValueError for negative sizes, for a replica that there is not, and as shards does.
     Source: arXiv 1910.02054, section 7; arXiv 2304.11277, section 3.2.2 (HSDP).
     """
-    _whole("gather_itemsize", gather_itemsize, least=0)
-    _whole("reduce_itemsize", reduce_itemsize, least=0)
+    checks.whole(0, gather_itemsize=gather_itemsize, reduce_itemsize=reduce_itemsize)
     k = shards(n, stage, replicas)
     if type(replica) is not int or not 0 <= replica < n // k:
         raise ValueError(f"replica={replica!r}: there are {n // k}, counted from 0")
@@ -227,7 +224,7 @@ def largest(stage: int, n: int, memory: float, precision: str = "bf16", replicas
     first row, rounded, by the degree of model parallelism. Raises ValueError for memory below 0, an unknown precision, and as
     shards does.
     """
-    _whole("model_parallel", model_parallel, least=1)
+    checks.whole(model_parallel=model_parallel)
     if precision not in RECIPES:
         raise ValueError(f"precision={precision!r}: {nearest(precision, RECIPES)}")
     if not 0 <= memory < float("inf"):
@@ -263,7 +260,7 @@ def intensity(tokens: float, hidden: int, interval: int = 1) -> Intensity:
     written and read for `interval` layers of 12h² parameters. Raises ValueError for numbers that are not above 0.
     Source: ZeRO-Infinity, arXiv 2104.07857, section 4.1.
     """
-    _positive(tokens=tokens, hidden=hidden, interval=interval)
+    checks.positive(tokens=tokens, hidden=hidden, interval=interval)
     flops = 8 * tokens  # of one parameter
     return Intensity(flops / 8, flops / 32, flops * 12 * hidden**2 * interval / (2 * 2 * tokens * hidden))
 
@@ -275,24 +272,13 @@ def efficiency(intensity: float, bandwidth: float, flops: float) -> float:
     accelerator's own bandwidth; sharded optimizer states at that sum. Raises ValueError for numbers that are not
     above 0. Source: arXiv 2104.07857, section 4.
     """
-    _positive(intensity=intensity, bandwidth=bandwidth, flops=flops)
+    checks.positive(intensity=intensity, bandwidth=bandwidth, flops=flops)
     return intensity * bandwidth / (intensity * bandwidth + flops)
 
 
 def bandwidth_for(efficiency: float, intensity: float, flops: float) -> float:
     """Bytes/s at which this efficiency, above 0 and below 1, is reached: the inverse of efficiency(). ValueErrors likewise."""
-    _positive(intensity=intensity, flops=flops)
+    checks.positive(intensity=intensity, flops=flops)
     if not 0 < efficiency < 1:
         raise ValueError(f"efficiency={efficiency!r}: give a share above 0 and below 1, as 0.9")
     return efficiency / (1 - efficiency) * flops / intensity
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name}={value!r}: must be a whole number, {least} or more")
-
-
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name}={value!r}: must be a number above 0")

@@ -1,6 +1,7 @@
 """Exercise 12."""
 
 import os
+import tempfile
 
 import pytest
 from IPython.core import interactiveshell
@@ -51,8 +52,8 @@ def left(disk):
     return checks._after_cuts(disk.steps, disk._contents, FILE)[-1]
 
 
-def test_data_is_safe_after_fsync_and_names_after_fsync_of_the_folder():
-    disk = Disk({FILE: b"old"}, [])
+def test_data_is_safe_after_fsync_and_names_after_fsync_of_the_folder(tmp_path):
+    disk = Disk({FILE: b"old"}, [], f"{tmp_path / 'notes'}")
     with disk.mounted():
         with open(f"{FILE}.tmp", "wb") as file:
             file.write(b"new")
@@ -71,7 +72,7 @@ def test_data_is_safe_after_fsync_and_names_after_fsync_of_the_folder():
 
 
 def test_a_file_that_is_written_in_place_can_be_anything(tmp_path):
-    disk = Disk({FILE: b"old"}, [])
+    disk = Disk({FILE: b"old"}, [], f"{tmp_path / 'notes'}")
     with disk.mounted():
         with open(FILE, "r+b", buffering=0) as file:
             file.write(b"new")
@@ -84,8 +85,8 @@ def test_a_file_that_is_written_in_place_can_be_anything(tmp_path):
             os.replace(tmp_path / "b", FILE)
 
 
-def test_a_full_disk_raises_and_what_is_opened_is_counted():
-    disk = Disk({FILE: b"old"}, [], full=True)
+def test_a_full_disk_raises_and_what_is_opened_is_counted(tmp_path):
+    disk = Disk({FILE: b"old"}, [], f"{tmp_path / 'notes'}", full=True)
     with disk.mounted():
         with open(f"{FILE}.tmp", "wb") as file, pytest.raises(OSError, match="No space left"):
             os.fsync(file)
@@ -93,3 +94,13 @@ def test_a_full_disk_raises_and_what_is_opened_is_counted():
             assert (file.read(), disk.opened) == (b"old", 3)
         with pytest.raises(FileNotFoundError, match=f"{FILE}.nothing"):
             open(f"{FILE}.nothing", "rb")
+
+
+def test_a_rank_that_is_killed_leaves_no_file(tmp_path, monkeypatch, shared_ranks):
+    def dies(path, parts):
+        print("in", open(path, "wb").name, flush=True)
+        os._exit(3)
+
+    monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}")
+    assert f"in {tmp_path}" in checks.atomic_save(dies).printed
+    assert list(tmp_path.iterdir()) == []

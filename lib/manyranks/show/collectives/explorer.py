@@ -20,6 +20,7 @@ from manyranks.show import style, units
 from manyranks.show.bars import corners, joined
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, log_slider, slider, value_slider
 from manyranks.show.labels import Labels, heading, word
+from manyranks.show.lines import SECONDS, ring, ticks
 from manyranks.show.said import Part
 from manyranks.show.scenario import in_code
 from manyranks.theory import clusters, collectives
@@ -349,15 +350,12 @@ class Times:
             look = {"color": color, "linestyle": line, "marker": marker, "markersize": 5}
             self._curves[name] = axes.plot([], [], markevery=(k % 6, 6), **look)[0]
             self._samples[name] = axes.plot([], [], markevery=[1], transform=axes.transAxes, **look)[0]
-        look = {"color": "none", "markeredgecolor": style.INK, "markersize": 11, "markeredgewidth": 1.8}
-        self._ring = axes.plot([], [], "o", **look)[0]
+        self._ring = ring(axes)
         self._names = Labels(axes, left=0, within=axes.transAxes)
         self.moving = [self._band, *self._curves.values(), *self._samples.values(), self._ring, self._names.artist]
         axes.set(xscale="log", yscale="log", xlim=(0.6, 2e11), ylim=(5e-7, 1e4), xlabel="size of the tensor", ylabel="time")
         axes.set_title("time (circled: this tensor)")
-        axes.set_xticks([1, 1e3, 1e6, 1e9], ["1 B", "1 kB", "1 MB", "1 GB"])
-        axes.set_yticks([1e-6, 1e-3, 1, 1e3], ["1 µs", "1 ms", "1 s", "1,000 s"])
-        axes.minorticks_off()
+        ticks(axes, ([1, 1e3, 1e6, 1e9], units.size), (SECONDS, SECONDS.__getitem__))
 
     def update(self, seconds: Mapping[str, Sequence[float]], chosen: str, at: tuple[float, float]) -> None:
         """Shows these algorithms' seconds at SIZES, the chosen one on a band, and a mark at `at`, (bytes, seconds)."""

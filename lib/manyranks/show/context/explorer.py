@@ -14,6 +14,7 @@ from manyranks.show import style, units
 from manyranks.show.bars import NOTHING, Bars, joined
 from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice
 from manyranks.show.labels import Labels, word
+from manyranks.show.lines import SECONDS, ticks
 from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
 from manyranks.show.setting import MUCH
 from manyranks.show.units import percent
@@ -230,9 +231,7 @@ class _Lengths:
         self._words = Labels(axes, size=8.5, left=0, outline=word, within=axes.transAxes)
         self.moving = [self._computing, self._message, self._now, self._words.artist]
         axes.set(xscale="log", yscale="log", xlim=(LENGTHS[0] / 1.2, 1.2 * LENGTHS[-1]), ylim=(1e-6, 1e3))
-        axes.set_xticks(LENGTHS[::4], [f"{s:,}" for s in LENGTHS[::4]], fontsize=8)
-        axes.set_yticks([1e-6, 1e-3, 1, 1e3], ["1 µs", "1 ms", "1 s", "1,000 s"], fontsize=8)
-        axes.minorticks_off()
+        ticks(axes, (LENGTHS[::4], "{:,}".format), (SECONDS, SECONDS.__getitem__), fontsize=8)
         axes.set_title("Forward: a hop, over s", pad=20)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), ncols=2, fontsize=8.5, handlelength=2.6, borderaxespad=0.1)
 

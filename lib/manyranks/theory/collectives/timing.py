@@ -51,15 +51,12 @@ def seconds(op: str, bytes: float, n: int, link: Links, algorithm: str | None = 
     return line.fixed + line.per_byte * bytes
 
 
-def crossover(op: str, n: int, link: Links, first: str, second: str, node: int | None = None) -> float | None:
+def crossover(op: str, n: int, link: Link, first: str, second: str) -> float | None:
     """Bytes above which algorithm `second` is always faster than `first`.
 
-    0.0 where it is faster at any size; None where it never is, or only for small tensors. With "hierarchical", link is the pair
-    of Links; the other algorithm, which knows no nodes, then waits in every round for the slower of the two, the Link between.
-    Raises ValueError as seconds does.
+    0.0 where it is faster at any size; None where it never is, or only for small tensors. Raises ValueError as seconds does.
     """
-    one = _line_beside(second, op, n, link, first, node)
-    other = _line_beside(first, op, n, link, second, node)
+    one, other = (_line(op, n, link, algorithm, None) for algorithm in (first, second))
     if op == "broadcast" and "ring" in (first, second):
         return _chain_crossover(n, link, first, second)
     fixed, per_byte = other.fixed - one.fixed, other.per_byte - one.per_byte
@@ -85,13 +82,6 @@ def _hierarchical(n: int, link: Links, node: int) -> Line:
     (inside, between), nodes = link, n // node
     fixed = 2 * (node - 1) * inside.latency + 2 * (nodes - 1) * between.latency
     return Line(fixed, 2 * (node - 1) / node / inside.bandwidth + 2 * (nodes - 1) / n / between.bandwidth)
-
-
-def _line_beside(rival: str, op: str, n: int, link: Links, algorithm: str, node: int | None) -> Line:
-    """The line of one of two algorithms: a flat one is given of a hierarchical rival's two links the one between nodes."""
-    if rival != "hierarchical" or algorithm == "hierarchical":
-        return _line(op, n, link, algorithm, node)
-    return _line(op, n, link if isinstance(link, Link) else link[1], algorithm, None)
 
 
 def _chain_broadcast(bytes: float, n: int, link: Link) -> float:
@@ -233,7 +223,7 @@ class Leg(NamedTuple):
     share: float
 
 
-def cluster_seconds(op: str, bytes: float, n: int, cluster: Cluster, algorithm: str | None = None, root: int = 0) -> float:
+def cluster_seconds(op: str, bytes: float, n: int, cluster: Cluster, algorithm: str | None = None) -> float:
     """Seconds of one collective of ranks 0 … n−1 on the first n accelerators of the cluster; 0 for one rank.
 
     The sum over its rounds of the slowest message's α + size/β, each on the link between its two ranks, which it has to itself.
@@ -245,22 +235,22 @@ def cluster_seconds(op: str, bytes: float, n: int, cluster: Cluster, algorithm: 
     """
     if not bytes >= 0:
         raise ValueError(f"bytes={bytes}: must not be negative")
-    alike = _rounds(op, n, cluster, algorithm or checks.usual(op), root)
+    alike = _rounds(op, n, cluster, algorithm or checks.usual(op))
     return sum(times * max(leg.link.seconds(leg.share * bytes) for leg in legs) for legs, times in alike)
 
 
 def round_count(op: str, n: int, cluster: Cluster, algorithm: str) -> int:
     """Rounds of one collective, as cluster_seconds counts them."""
-    return sum(times for _, times in _rounds(op, n, cluster, algorithm, 0))
+    return sum(times for _, times in _rounds(op, n, cluster, algorithm))
 
 
 @functools.lru_cache(maxsize=1024)
-def _rounds(op: str, n: int, cluster: Cluster, algorithm: str, root: int) -> tuple[tuple[tuple[Leg, ...], int], ...]:
+def _rounds(op: str, n: int, cluster: Cluster, algorithm: str) -> tuple[tuple[tuple[Leg, ...], int], ...]:
     """The rounds by their largest message on each kind of link, and how many are alike."""
     elements = 16 * n * 2 ** max(n - 1, 0).bit_length()  # a multiple of every number of chunks that an algorithm cuts
     node = min(cluster.node, n) if algorithm == "hierarchical" else None
     found, between = Counter(), functools.cache(cluster.between)
-    for messages in rounds(op, elements, n, algorithm, root, node):
+    for messages in rounds(op, elements, n, algorithm, node=node):
         largest: dict[Link, int] = {}
         for message in messages:
             link = between(message.source, message.destination)

@@ -93,19 +93,10 @@ def balance(counts: Work) -> float:
     return max(each) * len(each) / sum(each)
 
 
-def contiguous_balance(n: int, seq: int | None = None, whole: bool = False) -> float:
-    """Closed form of a causal mask cut contiguously: 2 − 1/N of a long sequence, (1 − 1/N)/(s + 1) less of s tokens; with
-    diagonal blocks computed whole 2N/(N + 1)."""
-    checks.whole(n=n, **({} if seq is None else {"seq": seq}))
-    if whole:
-        return 2 * n / (n + 1)
-    return 2 - 1 / n - (0 if seq is None else (1 - 1 / n) / (seq + 1))
-
-
-def striped_balance(n: int, seq: int) -> float:
-    """Closed form of a causal mask, striped, where no more is computed than is visible: 1 + (N − 1)/(s + 1)."""
-    checks.whole(n=n, seq=seq)
-    return 1 + (n - 1) / (seq + 1)
+def contiguous_balance(n: int) -> float:
+    """Computes the balance of a causal mask that is cut contiguously, where the sequence is long: 2 − 1/N."""
+    checks.whole(n=n)
+    return 2 - 1 / n
 
 
 def surplus(counts: Work, seq: int) -> float:

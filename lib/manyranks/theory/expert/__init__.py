@@ -13,7 +13,6 @@ from manyranks.theory.expert.load import (
     imbalance,
     of_ranks,
     rank_states,
-    worst,
 )
 from manyranks.theory.expert.sends import Exchange, Sends, Split, inside_rows, node_rows, one_hop, rows, two_hops
 
@@ -41,5 +40,4 @@ __all__ = [
     "two_hops",
     "two_hops_copies",
     "way",
-    "worst",
 ]

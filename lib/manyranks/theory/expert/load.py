@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from manyranks.theory import checks, memory, plan
+from manyranks.theory import checks, memory
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.expert.sends import Routing, choices_of
 from manyranks.theory.memory import Held, ModelStates
@@ -34,19 +34,6 @@ def imbalance(counts: Sequence[float]) -> float:
         raise ValueError("counts is empty: give the copies of each expert, or of each rank")
     total = sum(counts)
     return max(counts) * len(counts) / total if total else 1.0
-
-
-def worst(experts: int, top_k: int, ranks: int) -> float:
-    """The largest imbalance between ranks that there can be: e·min(K, E/e)/K.
-
-    Raises ValueError where the ranks do not divide the experts, or a token has more choices than there are experts.
-    """
-    checks.whole(experts=experts, top_k=top_k, ranks=ranks)
-    if experts % ranks or top_k > experts:
-        raise ValueError(
-            f"experts={experts}, top_k={top_k}, ranks={ranks}: ranks divide the experts, and top_k is at most these"
-        )
-    return plan.most_imbalance(experts, top_k, ranks)
 
 
 def capacity(tokens: int, top_k: int, experts: int, factor: float) -> int:

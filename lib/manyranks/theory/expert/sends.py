@@ -97,16 +97,16 @@ def one_hop(routing: Routing, experts: int, hidden: int, itemsize: int = 2) -> S
     return _inner(rows(routing, experts), hidden * itemsize, experts, 1)
 
 
-def two_hops(routing: Routing, experts: int, hidden: int, nodes: int, itemsize: int = 2, gate_size: int | None = None) -> Sends:
+def two_hops(routing: Routing, experts: int, hidden: int, nodes: int, itemsize: int = 2) -> Sends:
     """As one_hop, with one copy to each node that has experts of the token; K choices and K gates travel with it.
 
-    Inside the node a copy goes to each of the token's experts; their weighted sum comes back as one row. gate_size: bytes of a
-    gate, by default 4, or itemsize where that is more. Raises ValueError as one_hop does, and for nodes that do not divide the
+    Inside the node a copy goes to each of the token's experts; their weighted sum comes back as one row. A gate has
+    4 bytes, or itemsize where that is more. Raises ValueError as one_hop does, and for nodes that do not divide the
     ranks. Source: parallel.expert.two_hops; arXiv 2412.19437, section 3.2.2.
     """
     checks.whole(hidden=hidden, itemsize=itemsize)
     first, second = node_rows(routing, experts, nodes), inside_rows(routing, experts, nodes)
-    row, gates = hidden * itemsize, _choices(routing) * (gate_size or max(4, itemsize))
+    row, gates = hidden * itemsize, _choices(routing) * max(4, itemsize)
     there = back = inner = Sends(len(routing))
     if nodes > 1:
         there, back = _outer(first, row, gates, _choices(routing) * INDEX, nodes)

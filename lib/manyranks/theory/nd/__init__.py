@@ -1,15 +1,15 @@
 """All axes at once: what a rank of a composed run holds and sends, and plans scaled down to a few ranks.
 
-holds: a rank's parameters, tensor by tensor; sends: bytes and calls by axis; states: bytes of parameters, gradients and
-optimizer; twin: a plan for thousands of accelerators on as many ranks as a laptop has.
+holds: a rank's parameters, tensor by tensor, and bytes of its states; sends: bytes and calls by axis; twin: a plan for
+thousands of accelerators on as many ranks as a laptop has.
 
 What a plan should be: tokens and formulas: tokens per GPU from which on an axis hides its communication; rules: the lectures'
 rules of thumb beside the planner; verdict: can a plan be at all.
 """
 
 from manyranks import lazy
+from manyranks.theory.nd.holds import of_rank
 from manyranks.theory.nd.sends import calls, payload
-from manyranks.theory.nd.states import of_rank
 from manyranks.theory.nd.twin import Twin, twin
 from manyranks.theory.nd.verdict import check
 

@@ -7,9 +7,9 @@ from . import (
 from . import (
     tokens as tokens,
 )
+from .holds import of_rank as of_rank
 from .sends import calls as calls
 from .sends import payload as payload
-from .states import of_rank as of_rank
 from .twin import Twin as Twin
 from .twin import twin as twin
 from .verdict import check as check

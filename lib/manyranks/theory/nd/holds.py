@@ -1,4 +1,4 @@
-"""What one rank of a composed run has of the small GPT: parameter by parameter, and the rows that are sharded and sent.
+"""What one rank of a composed run has of the small GPT: parameter by parameter, the rows that are sharded and sent, and bytes.
 
 The GPT is cut as training does it: stages as theory.stages deals them; a layer's matrices over tensor-parallel ranks; experts
 over expert-parallel ranks, which lie on dp·cp. Routers, experts and shared experts are whole on every tensor-parallel rank,
@@ -16,6 +16,7 @@ from manyranks.theory import checks, sharding
 from manyranks.theory.architecture import ModelShape, Tensor, parameters_of
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import Plan
+from manyranks.theory.sharding import Holding
 from manyranks.theory.stages import Stage, deal, stages_of
 
 At = Mapping[str, int] | None
@@ -188,6 +189,28 @@ def place(row: Row, plan: Plan, at: At) -> int:
 def owned(row: Row, plan: Plan, at: At) -> list[int]:
     """Elements of each of the row's parameters that the rank at these coordinates keeps."""
     return sharding.owned([p.elements for p in row.parameters], row.shards, place(row, plan, at))
+
+
+def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> Holding:
+    """Parameters, gradients, masters and AdamW's two moments of the rank at these coordinates, after backward.
+
+    at: as Mesh.coordinates gives them, all 0 by default. Where plan.precision has less than 4 bytes a parameter, masters,
+    moments and ZeRO-3's gradients have 4; AdamW's counts of steps have 4, one for each tensor. But for padding and counts it's
+    what theory.memory counts, with experts whole on each tensor-parallel rank. Raises ValueError as parts does.
+    """
+    size = plan.recipe.parameters
+    wide = max(4, size)
+    each = {"parameter": size, "gradient": size, "master": wide * (size < wide), "states": (wide, wide), "counter": 4}
+    if plan.zero == 3 and size < wide:  # units are made of the masters
+        each |= {"parameter": 0, "gradient": wide}
+    if plan.zero == 0:
+        tensors = [p.elements for part in parts(shape, plan, at) for p in part.parameters]
+        return sharding.held(tensors, 1, 0, **each)
+    found = []
+    for row in rows(shape, plan, at, size):
+        own = {"rank": place(row, plan, at), "tensors": len(row.parameters)} if plan.zero == 3 else {}
+        found.append(sharding.held([row.elements], row.shards, plan.zero, **each, **own))
+    return Holding(*map(sum, zip(*found, strict=True)))
 
 
 def _row(elements: int, kind: Kind, plan: Plan) -> Row:

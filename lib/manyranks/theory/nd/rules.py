@@ -10,7 +10,7 @@ context parallelism from 16K tokens on).
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from manyranks.theory import checks, memory, planner
+from manyranks.theory import checks, memory, planner, published
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, clusters
 from manyranks.theory.plan import Plan
@@ -26,22 +26,18 @@ POWERS = (1, 2, 4, 8, 16, 32, 64)
 DETAILS = {"microbatch": (1, 2, 4), "recompute": ("none", "selective", "full"), "virtual": (1, 2, 4, 8)}
 
 
-def rule_of_thumb(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, **choices: object) -> Plan:
-    """The plan that the rules choose: the first of their candidates that fits, its details as fast as can be.
+def rule(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, **choices: object) -> Found:
+    """Finds the plan that the rules choose: the first of their candidates that fits, its details as fast as can be.
 
     choices: fields of Plan that hold whatever the rules say, as precision. Raises ValueError where no candidate fits.
     """
-    return _rule(shape, cluster, gpus, seq, batch, choices)[0].plan
-
-
-def _rule(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, choices: dict) -> list[Found]:
     checks.is_shape(shape)
     checks.is_cluster(cluster)
     checks.whole(gpus=gpus, seq=seq, batch=batch)
     for degrees in candidates(shape, cluster, gpus, seq):
         tried = DETAILS | {"schedule": _schedules(shape)} | degrees | choices
         if found := planner.search(shape, cluster, gpus=gpus, seq=seq, batch=batch, **tried):
-            return found
+            return found[0]
     raise ValueError(f"{shape.name} on {gpus} {cluster.accelerator.name}: no rule's plan fits; take more GPUs, or offload")
 
 
@@ -135,14 +131,14 @@ def compare(name: str, shape: ModelShape, cluster: Cluster, gpus: int, seq: int,
 
     Raises ValueError where the rule has no plan that fits.
     """
-    rule = _rule(shape, cluster, gpus, seq, batch, choices)[0]
+    chosen = rule(shape, cluster, gpus, seq, batch, **choices)
     found = planner.search(shape, cluster, gpus=gpus, seq=seq, batch=batch, **_free(shape, cluster, seq) | choices)
     best = found[0]
     regimes: dict[str, Found] = {}
     for one in found:
         regimes.setdefault(regime(one.plan, cluster), one)
-    rule = best if rule.plan == best.plan else Found(rule.plan, rule.time, rule.peak, best.time)
-    return Comparison(name, batch * seq / gpus, rule, best, regime(rule.plan, cluster), regimes)
+    chosen = best if chosen.plan == best.plan else Found(chosen.plan, chosen.time, chosen.peak, best.time)
+    return Comparison(name, batch * seq / gpus, chosen, best, regime(chosen.plan, cluster), regimes)
 
 
 def _free(shape: ModelShape, cluster: Cluster, seq: int) -> dict[str, object]:
@@ -154,38 +150,28 @@ def _free(shape: ModelShape, cluster: Cluster, seq: int) -> dict[str, object]:
 
 
 class Case(NamedTuple):
-    """One row of the chapter's table. shape: a model's name, or a shape."""
+    """One row of the chapter's table."""
 
     name: str
-    shape: str | ModelShape
+    model: str
     cluster: str
     gpus: int
     seq: int
     batch: int
-    choices: dict[str, object] | None = None
+    choices: dict[str, object]
 
     def compare(self) -> Comparison:
-        shape = models[self.shape] if isinstance(self.shape, str) else self.shape
-        return compare(self.name, shape, clusters[self.cluster], self.gpus, self.seq, self.batch, **(self.choices or {}))
+        shape = SMALL_MOE if self.model == SMALL_MOE.name else models[self.model]
+        return compare(self.name, shape, clusters[self.cluster], self.gpus, self.seq, self.batch, **self.choices)
 
 
 SMALL_MOE = ModelShape("gpt2-moe", 12, 768, 3072, 12, 50257, experts=8, top_k=2, expert_ffn=3072, source="ours, for a laptop")
-_SLOTS = {"embedding_slots": True}  # 126 layers and two more places: Llama 3, arXiv 2407.21783, section 3.3.2
-CASES = (
-    Case("GPT-2 on a laptop", "gpt2", "laptop", 4, 1024, 16),
-    Case("GPT-2 with experts on a laptop", SMALL_MOE, "laptop", 4, 1024, 16),
-    Case("3B on 8", "llama3.2-3b", "h100-dgx", 8, 8192, 64),
-    Case("8B on 8", "llama3-8b", "h100-dgx", 8, 8192, 64),
-    Case("DeepSeek-V2-Lite on 8", "deepseek-v2-lite", "h100-dgx", 8, 4096, 64),
-    Case("8B on 128", "llama3-8b", "h100-dgx", 128, 4096, 1024),
-    Case("70B on 128, 4M tokens", "llama3-70b", "h100-dgx", 128, 4096, 1024),
-    Case("Mixtral on 128", "mixtral-8x7b", "h100-dgx", 128, 4096, 1024),
-    Case("8B on 1,024", "llama3-8b", "h100-dgx", 1024, 4096, 1024),
-    Case("70B on 1,024, 4M tokens", "llama3-70b", "h100-dgx", 1024, 4096, 1024),
-    Case("70B on 1,024, 1M tokens", "llama3-70b", "h100-dgx", 1024, 4096, 256),
-    Case("Mixtral on 1,024", "mixtral-8x7b", "h100-dgx", 1024, 4096, 1024),
-    Case("DeepSeek-V3 on 2,048", "deepseek-v3", "h800", 2048, 4096, 15360, {"precision": "fp8"}),
-    Case("405B on 16,384", "llama3-405b", "h100-dgx", 16384, 8192, 2048, _SLOTS),
-    Case("405B on 16,384, sequences of 131,072", "llama3-405b", "h100-dgx", 16384, 131072, 128, _SLOTS),
-    Case("DeepSeek-V3 on 16,384", "deepseek-v3", "h100-dgx", 16384, 4096, 16384),
-)
+
+
+def _case(row: dict[str, str]) -> Case:
+    """choices: fields of Plan. 405B's 126 layers and two more places: Llama 3, arXiv 2407.21783, section 3.3.2."""
+    choices = {name: published.value(text) for name, text in published.pairs(row["choices"]).items()}
+    return Case(row["name"], row["model"], row["cluster"], *(int(row[name]) for name in ("gpus", "seq", "batch")), choices)
+
+
+CASES = tuple(map(_case, published.rows("regimes")))

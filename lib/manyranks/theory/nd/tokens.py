@@ -83,12 +83,10 @@ def balance(
     return Balance(axis, degree, tokens, compute, getattr(time, _PARTS[axis]))
 
 
-def curve(
-    axis: str, shape: ModelShape, cluster: Cluster, degree: int, tokens: Iterable[int], constants: Constants = DEFAULT
-) -> list[Balance]:
+def curve(axis: str, shape: ModelShape, cluster: Cluster, degree: int, tokens: Iterable[int]) -> list[Balance]:
     """`balance` for each number of tokens that the axis takes; others are left out."""
     unit = least_tokens(axis, degree)
-    return [balance(axis, shape, cluster, degree, each, constants) for each in tokens if each % unit == 0]
+    return [balance(axis, shape, cluster, degree, each) for each in tokens if each % unit == 0]
 
 
 def crossing(axis: str, shape: ModelShape, cluster: Cluster, degree: int, constants: Constants = DEFAULT) -> float:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from manyranks.theory import communicate, compute, data_parallel, memory, pace, pipeline, published, stages, states, step
-from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.memory import Peak
 from manyranks.theory.pace import Both
 from manyranks.theory.pipeline import Actions
@@ -31,7 +30,7 @@ class Phase(NamedTuple):
         return self.predicted / self.measured - 1
 
 
-def phases(constants: Constants = DEFAULT) -> list[Phase]:
+def phases() -> list[Phase]:
     """DeepSeek-V3's step, from its configuration alone, beside "Insights into DeepSeek-V3" (arXiv 2505.09343), Table 4.
 
     How often a rank does what: pipeline.dualpipe_actions. The table does not say of which rank it is: we take the one that has
@@ -42,7 +41,7 @@ def phases(constants: Constants = DEFAULT) -> list[Phase]:
     backward: by what lone passes wait for their all-to-alls, and by the gradients.
     """
     (row,) = steps.deepseek()
-    time = step.estimate(row.shape, row.plan, row.cluster, constants)
+    time = step.estimate(row.shape, row.plan, row.cluster)
     ranks = [_work(time, rank) for rank in range(row.plan.pp // 2)]  # the others have the same stages
     first = max(ranks, key=sum)
     whole = sum(first) + time.bubble + time.pipeline
@@ -51,12 +50,6 @@ def phases(constants: Constants = DEFAULT) -> list[Phase]:
     printed = published.rows("deepseek_isca_step_breakdown")
     said = {line["metric"].removesuffix(" (s)"): (float(line["MPFT"]), line["reason"]) for line in printed}
     return [Phase(name, *(each[name] for each in both), *said[name]) for name in PHASES]
-
-
-def measured_step() -> float:
-    """Seconds of the whole step in the table; its phases add up to 0.03 s less."""
-    (row,) = steps.deepseek()
-    return row.measured
 
 
 class Work(NamedTuple):
@@ -116,7 +109,7 @@ class Layout(NamedTuple):
         return self.peak.total <= self.time.cluster.accelerator.memory
 
 
-def layouts(tensor: Iterable[int] = (1, 2, 4, 8), experts: Iterable[int] = (8, 16, 32, 64, 128)) -> list[Layout]:
+def layouts(tensor: Iterable[int] = (1, 2, 4, 8)) -> list[Layout]:
     """DeepSeek-V3's plan with other tensor- and expert-parallel degrees, PP 16 on as many GPUs; an expert-parallel group has
     128 ÷ tp ranks at most. Tensor parallelism cuts attention and every expert: a routed token's row is gathered and summed once
     for each of its experts.
@@ -124,10 +117,10 @@ def layouts(tensor: Iterable[int] = (1, 2, 4, 8), experts: Iterable[int] = (8, 1
     Their own: TP 1, EP 64. Source: arXiv 2412.19437, sections 3.1 and 3.2.
     """
     (row,) = steps.deepseek()
-    experts, found = tuple(experts), []
+    found = []
     for tp in tensor:
         dp = row.plan.dp // tp
-        for ep in experts:
+        for ep in (8, 16, 32, 64, 128):
             if ep <= dp:
                 plan = replace(row.plan, dp=dp, tp=tp, ep=ep)
                 time = step.estimate(row.shape, plan, row.cluster, gpus=row.plan.gpus)

@@ -66,30 +66,3 @@ def _llama3_gpu_mtbf() -> float:
 
 
 LLAMA3_GPU_MTBF = _llama3_gpu_mtbf()  # seconds between unexpected interruptions per GPU: 16,384 · 54 days ÷ 419
-
-
-class TimeToFailure(NamedTuple):
-    """Mean seconds until a job of so many GPUs fails, as printed. projected: by the authors' model; else measured."""
-
-    gpus: int
-    seconds: float
-    projected: bool
-
-
-def times_to_failure() -> list[TimeToFailure]:
-    """Reads how long jobs ran until they failed, on Meta's research clusters of 8-GPU nodes.
-
-    The measured times follow 1 ÷ GPUs. The projected ones don't continue that line. They're RSC-1's rate of node failures
-    times the number of nodes, 24 h ÷ (2,048 · 6.50 ÷ 1,000) = 1.8 h: hardware only, where jobs fail for other reasons, too.
-    Source: arXiv 2410.21680.
-    """
-    rows = [row for row in published.rows("rsc_failures") if row["unit"] == "hours"]
-    return [TimeToFailure(int(row["gpus"]), HOUR * float(row["value"]), row["what"].startswith("projected")) for row in rows]
-
-
-def node_mtbf(cluster: str) -> float:
-    """Looks up the mean seconds between failures of one node of "RSC-1" or "RSC-2". Raises ValueError for another cluster."""
-    rates = {row["what"].split()[0]: float(row["value"]) for row in published.rows("rsc_failures") if not row["gpus"]}
-    if cluster not in rates:
-        raise ValueError(f"cluster={cluster!r}: choose from {', '.join(rates)}")
-    return 1000 * DAY / rates[cluster]

@@ -14,26 +14,10 @@ from manyranks.theory.published import steps
 from manyranks.theory.shapes import models
 
 PALM, DEEPSEEK = "PaLM Table 3", "DeepSeek-V3 (ISCA'25)"
-# Printed, and not what follows from the rest of the table.
-UNEXPLAINED = {
-    ("GPT-3", "MFU"): "24.6 of a V100's 125 TFLOP/s are 19.7 %; the table has 21.3",
-    (
-        "PaLM",
-        "HFU",
-    ): "57.8 % are 5/4 of the MFU, as if three quarters of a forward pass ran again; with all layers it were 61.5",
-}
-
+# Printed, and not what follows from the rest of the table: (run, "MFU" or "HFU") -> what follows.
+UNEXPLAINED = {(row["run"], row["quantity"]): row["why"] for row in published.rows("mfu_unexplained")}
 # What code bases count, as conventions of flops.CONVENTIONS, and where that is seen.
-COUNTED_AS = {
-    "nanoGPT": ("palm", "karpathy/nanoGPT model.py estimate_mfu, which leaves learned positions out of N"),
-    "llm-foundry": ("palm", "3(2P + 4Lds) = 6P + 12Lhs; scripts/train/benchmarking/README.md. Its HFU is 4/3 of that"),
-    "Megatron-LM": ("causal", "num_floating_point_operations, megatron/training/training.py (001b00c2); no router"),
-    "torchtitan": ("torchtitan", "torchtitan/models/utils.py (01c01c88)"),
-    "Megatron-LM examples/llama": ("torchtitan", "inferred from the table of its README.md by recomputation"),
-    "MaxText": ("torchtitan", "inferred from the table of docs/reference/models/tiering.md by recomputation"),
-    "NeMo 24.07": ("nemo", "inferred from performance_summary.md (e2de75c15e) by recomputation"),
-    "NeMo 24.12": ("torchtitan", "inferred from performance_summary.html of release 24.12 by recomputation"),
-}
+COUNTED_AS = {row["code"]: (row["convention"], row["source"]) for row in published.rows("mfu_counted_as")}
 
 
 class Row(NamedTuple):
