@@ -164,7 +164,8 @@ ACCIDENTS = {  # honest cells of a notebook, which has no process group, before 
         "open(tempfile.mkdtemp() + '/x', 'x').close()\nimport torch",  # which comes back if the line before runs
     ],
     "modes of torch": [
-        "import warnings\nwarnings.simplefilter('error')\ntorch.set_default_dtype(torch.float16)\ntorch.set_grad_enabled(False)",
-        "torch.set_default_device('meta')\ntorch.use_deterministic_algorithms(True)\ntorch.autograd.set_detect_anomaly(True)",
+        "import warnings\nwarnings.simplefilter('error')\ntorch.set_grad_enabled(False)",
+        "torch.set_default_dtype(torch.float16)\ntorch.set_default_device('meta')",
+        "torch.use_deterministic_algorithms(True)\ntorch.autograd.set_detect_anomaly(True)",
     ],
 }

@@ -453,7 +453,8 @@ def test_each_late_check_leaves_half_as_long_for_the_next_and_a_submission_has_a
 def test_who_sleeps_a_little_less_than_each_limit_has_no_more_time_than_others(court, monkeypatch):
     """Three of them, who would take five times as long."""
     monkeypatch.setattr(apart, "_SUBMISSION", 6.0)
-    asleep = several(f"{RIGHT}\nimport time\nright = shard\ndef shard(tensor):\n    time.sleep(1)\n    return right(tensor)\n", 5)
+    slow = "import time\nright = shard\ndef shard(tensor):\n    time.sleep(1)\n    return right(tensor)\n"
+    asleep = several(f"{RIGHT}{slow}", 5)
     for one in court.all([lambda: asleep] * 3):
         *_, last = [each.report for each in one]
         assert last.lines[0].found == "the cells and checks above it took more than 6 s"

@@ -130,8 +130,7 @@ class Task:
     no points at all. advice: on what Python and torch say of wrong answers, in front of the place; guesses: the same, behind
     it, where there is no advice; again, then: make results of a case, of what a rank got and of its results, the one on a rank
     that runs nothing else and gets other numbers, the other where judges are; methods: of the class, how each is called;
-    endless: of a run that takes too long; unexplained: for values that no known mistake explains; only_two: where 2 ranks alone
-    are right; remarks: lines on a right answer.
+    unexplained: for values that no known mistake explains; only_two: where 2 ranks alone are right.
     """
 
     exercise: str
@@ -153,10 +152,8 @@ class Task:
     advice: Advice = ()
     guesses: Advice = ()
     methods: tuple[tuple[str, str], ...] = ()
-    endless: str = ""
     unexplained: str = ""
     only_two: str = _ONLY_TWO
-    remarks: Callable[[Trial], list[Line]] | None = None
 
     def __post_init__(self) -> None:
         if abs((total := sum(judge.share for judge in self.judge)) - 1) > 1e-6:
@@ -219,7 +216,6 @@ def report(task: Task, answer, tried: list[Trial], record: Record) -> Report:
     findings += _only_two_ranks(task, done)
     wrong = [finding for finding in findings if not finding.line.ok]
     lines = [finding.line for finding in findings]
-    lines += task.remarks(tried[-1]) if task.remarks and not wrong else []
     shown = wrong[0].trial if wrong else tried[-1]
     return Report(task.name, round(task.points * _share(task, done), 2), task.points, _once(lines), *_printed(shown))
 
@@ -284,8 +280,6 @@ def _runs(task: Task, answer, tried: list[Trial], record: Record) -> Finding:
 def _why_not(task: Task, answer, trial: Trial, record: Record) -> str:
     """The hint on a run that did not end well: of the mistake that ends so, or advice, with the place where it happened."""
     found, right = trial.trouble, record.right.get(trial.key, [])
-    if found.hung and not found.deadlock and task.endless:
-        return f"{task.endless}; or a loop does not end"
     told = next((said for judge in task.judge if judge.early and (said := judge.early(trial, right))), "")
     end = ending(found)
     fitting = [one for one in record.mistakes if one.hint and end in one.troubles.values()]
@@ -331,7 +325,10 @@ def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding 
                 hint = known or hint or partly or (task.unexplained if judge.values else "")
             return Finding(Line(verdict.ok, judge.what, one.trial.where(verdict.found, verdict.where), hint), one.trial)
     where = "" if task.worlds == (1,) else f"on {listed(sorted({str(one.trial.n) for one in ended}))} ranks, "
-    return Finding(Line(True, judge.what, "" if len(ended) == len(done) else f"{where}as far as it ran"))
+    last = ended[-1].verdicts[i]
+    if len(ended) < len(done):
+        return Finding(Line(True, judge.what, f"{where}as far as it ran"))
+    return Finding(Line(True, judge.what, last.found, last.hint * bool(last.found)))
 
 
 def _known(task: Task, i: int, trial: Trial, ended: list[Trial], record: Record) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.given.numbers import whole
-from manyranks.grade.check import Line, Task
+from manyranks.grade.check import Task
 from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, by, facts, messages, values
 from manyranks.grade.learner import Ready, plain
 from manyranks.grade.trial import Make, Sent, Trial
@@ -159,11 +159,14 @@ def _bytes(whole: bool, chunks: Chunks) -> Judge:
     return judge._replace(early=lambda trial, right: _other_chunk(trial, right, chunks))
 
 
-def _task(name: str, points: float, make: Make, cases: tuple[Call, ...], hint: str, chunks: Chunks, **more) -> Task:
+def _task(
+    name: str, points: float, make: Make, cases: tuple[Call, ...], hint: str, chunks: Chunks, *also: Judge, **more
+) -> Task:
     """Makes one of the five tasks.
 
     hint: for messages to the wrong ranks that no known mistake explains
     chunks: for messages with the wrong chunk
+    also: what it's judged by beside
     """
     judge = (
         _right_values("shard" if name == "ring_all_gather" else "x_E"),
@@ -176,6 +179,7 @@ def _task(name: str, points: float, make: Make, cases: tuple[Call, ...], hint: s
             hint="return a new tensor, and work on a copy: chunks of torch.tensor_split are views of the input",
             each_world=True,
         ),
+        *also,
     )
     advice = (
         ("(to|from) itself", _ITSELF[name == "tree_broadcast"]),
@@ -186,15 +190,15 @@ def _task(name: str, points: float, make: Make, cases: tuple[Call, ...], hint: s
     return Task(_EXERCISE, name, points, _called, judge, cases, make=make, ready=_READY, only=("send", "recv"), **more)
 
 
-def _divisions(trial: Trial) -> list[Line]:
+def _divisions(trial: Trial, right: Right) -> Verdict:
     """The answer to the task's question: where is the cheapest place to divide by N?"""
     divided = max(seen.results["elements divided"] for seen in trial.seen)
     shard, elements = -(-trial.case.elements // trial.n), trial.case.elements
     if divided <= shard:
-        return [Line(True, "divides at the cheapest place", f"{trial}, each rank divided its shard only")]
+        return Verdict(True, f"{trial}, each rank divided its shard only, at the cheapest place")
     found = f"{trial}, a rank divided {divided:,} of them, where {shard:,} are enough"
     more = "N times as many divisions as" if divided == elements else "more divisions than"
-    return [Line(True, "divides", found, f"{more} needed: divide the shard, between the two rings")]
+    return Verdict(True, found, f"{more} needed: divide the shard, between the two rings")
 
 
 _WHOLE = (Call(_SMALL, "int64"), Call(_LARGE, "float32"))
@@ -259,8 +263,8 @@ ring_all_reduce = _task(
     (Call(_SMALL, "float64"), Call(_LARGE, "float32")),
     _RING,
     Chunks(*["do your ring_reduce_scatter and ring_all_gather pass their own checks?"] * 2, _OF_THE_WHOLE),
+    by(0, "divides by N", _divisions, last=True)._replace(needs=4),
     unlike=_OF_THE_WHOLE,
-    remarks=_divisions,
     unexplained="it takes a reduce-scatter, a division by N, and an all-gather: do both rings pass their own checks?",
 )
 pairwise_all_to_all = _task(

@@ -30,7 +30,8 @@ Look = Callable[[Seen], dict[str, Fact]]
 
 
 class Verdict(NamedTuple):
-    """ok, and where it is not: what was found and a hint. ok: None where it could not be judged, which gives no points.
+    """ok; what was found, and a hint, where it is not, or there is more to say. ok: None where it could not be judged, which
+    gives no points.
 
     firm: whether the hint stands, whatever known mistake fits; where: in which part of the case, in place of its name.
     """

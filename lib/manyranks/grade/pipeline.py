@@ -103,9 +103,7 @@ def _where(applies: Callable[[Case], bool], judge: Judge, *others: Judge) -> Jud
     return judge._replace(verdict=verdict)
 
 
-_table_task = partial(
-    _task, worlds=(1,), then=_judged, endless="a table is finite: count down what is left to do, and end when nothing is"
-)
+_table_task = partial(_task, worlds=(1,), then=_judged)
 _AHEAD = "rank r warms up with p − 1 − r forwards, then does one forward and one backward in turn"
 _PAIRS = 'return a list of pairs, the kind and the micro-batch, counted from 0: [("F", 0), ("F", 1), ("B", 0), …]'
 _HOLDS = facts(0.4, "holds min(m, p − rank) micro-batches", "holds", _AHEAD)._replace(needs=1)
