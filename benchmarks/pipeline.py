@@ -19,6 +19,7 @@ from benchmarks.compare import Row, one_thread, pairs, processor_seconds
 from benchmarks.training import Step
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.automatic import automatic
+from manyranks.parallel.pipeline.dualpipe import dualpipe
 from manyranks.parallel.pipeline.program import Times, bubble, program, timeline
 from manyranks.parallel.pipeline.runtime import Pipeline, paced
 from manyranks.parallel.pipeline.schedules import Action, Schedule
@@ -233,7 +234,7 @@ def _paced() -> Iterator[Row]:
 def _schedules(p: int) -> Iterator[Schedule]:
     yield schedules.naive(p, 2)  # its bubble is the same share for any m
     made = (schedules.gpipe, schedules.one_f_one_b, partial(schedules.interleaved, v=2), schedules.zb_h1)
-    for make in (*made, schedules.zb_h2, schedules.zb_v, schedules.dualpipe_v, automatic):
+    for make in (*made, schedules.zb_h2, schedules.zb_v, schedules.dualpipe_v, dualpipe, automatic):
         yield make(p, 2 * p)
 
 

@@ -64,7 +64,9 @@ def test_memory_is_what_every_rank_holds_whatever_their_number():
 
 
 def test_mfu_falls_from_one_gpu_on_and_is_never_worse_with_overlap():
-    ways = [[cost.mfu for cost in Scaling().along(RANKS, **DEFAULT | {"overlap": overlap})[0]] for overlap in (True, False)]
+    ways = [
+        [cost.mfu for cost in Scaling().along("dp", RANKS, **DEFAULT | {"overlap": overlap})[0]] for overlap in (True, False)
+    ]
     for values in ways:
         assert all(a >= b - 1e-9 for a, b in itertools.pairwise(values))
     assert all(a >= b for a, b in zip(*ways, strict=True))

@@ -266,12 +266,14 @@ def starts(first, whole):
 def test_curves_are_what_the_strip_says_of_each_degree(name):
     shown = EXPLORERS[name]()
     plot, curves = shown.plot, shown.curves
-    assert len(curves.degrees) >= 4
-    costs, now, degree = plot.along(curves.degrees, **shown.values)
-    assert now == shown.said.scenario.cost
-    for degree, cost in zip(curves.degrees, costs, strict=True):
-        if cost is not None and plot.over in shown.values and degree != plot.degree(plot.setting(**values(shown))):
-            assert shown.set(**{plot.over: degree}).said.scenario.cost == cost
+    for control, degrees in curves.controls.items():
+        assert len(degrees) >= 4
+        costs, now, degree = plot.along(control, degrees, **shown.values)
+        assert now == shown.said.scenario.cost
+        for other, cost in zip(degrees, costs, strict=True):
+            if cost is not None and control in shown.values and other != degree:
+                assert shown.set(**{control: other}).said.scenario.cost == cost
+        shown.reset()
     for each, axes in zip(reversed(plot.curves), shown.figure.axes[-len(plot.curves) :], strict=True):
         assert words(axes, "title")[0].startswith(each.split()[0])
         (x,), (y,) = named(axes, "ring").get_data()

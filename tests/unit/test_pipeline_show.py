@@ -25,7 +25,17 @@ from manyranks.timeline import Span, Timeline, replay
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE
 from tests.drawn import boxes, drawings, named, words
 
-DEFAULT = {"first": "1f1b", "second": "zb-h1", "model": "llama3-8b", "cluster": "h100-dgx", "tp": 1, "pp": 4, "m": 8, "v": 2}
+DEFAULT = {
+    "first": "1f1b",
+    "second": "zb-h1",
+    "model": "llama3-8b",
+    "cluster": "h100-dgx",
+    "dp": 1,
+    "tp": 1,
+    "pp": 4,
+    "m": 8,
+    "v": 2,
+}
 DEFAULT |= {"F": 1.0, "I": 1.0, "W": 1.0, "message": 0.0}
 HALF = Times(0.5, 0.5, 0.5)
 ONE = Span(0, COMPUTE, "F0", 0, 1)
@@ -411,7 +421,7 @@ def test_boxes_say_what_they_are_and_when_and_of_many_the_ranks_speak(opened):
     opened.set(**DEFAULT)
     assert "rank 3, backward 0: from 4 to 6" in opened.parts.value
     assert "rank 0, weight gradient 0: from 8 to 9" in opened.parts.value
-    points = 3 * 8  # of the frame's curves
+    points = 2 * 8 + 32  # of the frame's curves
     assert 100 < opened.parts.value.count("<s") - points <= 200
     opened.set(m=32)
     assert opened.parts.value.count("<s") - points == 8
@@ -422,7 +432,16 @@ def test_every_control_changes_the_picture_or_the_strip(opened):
     first = DEFAULT | {"second": "interleaved"}
     opened.set(**first)
     before = opened.png, opened.tiles.value.partition("(was")[0]
-    changes = {"first": "gpipe", "second": "naive", "model": "mistral-7b", "cluster": "a100-dgx", "tp": 2, "pp": 5, "m": 9}
+    changes = {
+        "first": "gpipe",
+        "second": "naive",
+        "model": "mistral-7b",
+        "cluster": "a100-dgx",
+        "dp": 2,
+        "tp": 2,
+        "pp": 5,
+        "m": 9,
+    }
     changes |= {"v": 3, "F": 1.5, "I": 0.5, "W": 2.0, "message": 0.1}
     assert changes.keys() == DEFAULT.keys()
     for name, changed in changes.items():

@@ -1,4 +1,4 @@
-"""theory.pipeline: closed forms against schedules simulated action by action, and against the tables of papers."""
+"""theory.pipeline: closed forms against replayed schedules, and against the tables of papers."""
 
 import re
 from dataclasses import replace
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.program import Times, program
+from manyranks.parallel.pipeline.verify import peaks
 from manyranks.theory import memory, pipeline, published, stages
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.plan import SCHEDULES, Plan
@@ -18,98 +19,28 @@ from manyranks.timeline import replay
 LLAMA = ModelShape("llama", 8, 32, 80, 8, 96, kv_heads=4)
 GPT = ModelShape("gpt", 4, 32, 128, 4, 96, gated=False, norm="layernorm", bias=True, dropout=True, positions=64, tied=True)
 
-# Schedules, each a list of (kind, stage, micro-batch) for each rank; stage s is on rank s % p.
-
-
-def naive(p, m, v=1):
-    return [[(kind, rank, i) for i in range(m) for kind in "FB"] for rank in range(p)]
-
-
-def gpipe(p, m, v=1):
-    """With several stages a rank: all micro-batches through one before the next."""
-    forward = [[("F", chunk * p + rank, i) for chunk in range(v) for i in range(m)] for rank in range(p)]
-    return [mine + [("B", stage, i) for _, stage, i in reversed(mine)] for mine in forward]
-
-
-def one_f_one_b(p, m, v=1):
-    return [warm_up([("F", r, i) for i in range(m)], [("B", r, i) for i in range(m)], p - r - 1) for r in range(p)]
-
-
-def interleaved(p, m, v):
-    """Groups of p micro-batches pass a rank's stages in turn; arXiv 2104.04473, figure 4."""
-    tables = []
-    for rank in range(p):
-        order = [(chunk, group + i) for group in range(0, m, p) for chunk in range(v) for i in range(p)]
-        forward = [("F", chunk * p + rank, i) for chunk, i in order]
-        backward = [("B", (v - 1 - chunk) * p + rank, i) for chunk, i in order]
-        tables.append(warm_up(forward, backward, 2 * (p - rank - 1) + (v - 1) * p))
-    return tables
-
-
-def warm_up(forward, backward, count):
-    """`count` forwards, then one forward and one backward in turn, then the backwards that are left."""
-    count = min(count, len(forward))
-    turns = [action for pair in zip(forward[count:], backward, strict=False) for action in pair]
-    return forward[:count] + turns + backward[len(forward) - count :]
-
-
-SIMULATED = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved}
-
-
-def ends(table, stages, seconds):
-    """When each action ends: raised from zero until no action has to wait longer."""
-    finished = {action: 0 for rank in table for action in rank}
-    while True:
-        before = dict(finished)
-        for rank in table:
-            free = 0
-            for action in rank:
-                free = max(free, *(finished[needed] for needed in needs(action, stages)), 0) + seconds[action[0]]
-                finished[action] = free
-        if finished == before:
-            return finished
-
-
-def needs(action, stages):
-    kind, stage, i = action
-    if kind == "F":
-        return [("F", stage - 1, i)] if stage else []
-    return [("F", stage, i)] + ([("B", stage + 1, i)] if stage + 1 < stages else [])
-
-
-def simulated_bubble(table, p, m, v, F, B):
-    finished = ends(table, p * v, {"F": F / v, "B": B / v})
-    return max(finished.values()) - m * (F + B)
-
-
-def simulated_in_flight(actions, v):
-    """Most stages' worth of activations at once, in shares of the rank's v stages."""
-    held = most = 0
-    for kind, _, _ in actions:
-        held += 1 if kind == "F" else -1
-        most = max(most, held)
-    assert held == 0
-    return Fraction(most, v)
+MAKE = {"naive": schedules.naive, "gpipe": schedules.gpipe, "1f1b": schedules.one_f_one_b, "interleaved": schedules.interleaved}
 
 
 @st.composite
 def pipelines(draw):
-    schedule = draw(st.sampled_from(sorted(SIMULATED)))
-    p = draw(st.integers(1, 6))
-    v = draw(st.integers(1, 4)) if schedule in ("interleaved", "gpipe") else 1
+    name, p = draw(st.sampled_from(sorted(MAKE))), draw(st.integers(1, 6))
+    v = draw(st.integers(1, 4)) if name == "interleaved" else 1
     m = p * draw(st.integers(1, 3)) if v > 1 else draw(st.integers(1, 14))
-    return schedule, p, m, v
+    return name, p, m, v, MAKE[name](p, m, v) if name == "interleaved" else MAKE[name](p, m)
 
 
 @settings(deadline=None, max_examples=250)
 @given(pipelines(), st.sampled_from([(1, 1), (1, 2), (3, 5), (2, 1), (1, 7)]))
-def test_the_bubble_is_that_of_a_simulated_schedule(case, times):
-    (schedule, p, m, v), (F, B) = case, map(Fraction, times)
-    table = (one_f_one_b if schedule == "interleaved" and v == 1 else SIMULATED[schedule])(p, m, v)
-    simulated = simulated_bubble(table, p, m, v, F, B)
-    assert pipeline.bubble(schedule, p, m, v, F, B, W=B / 2) == simulated
-    assert pipeline.bubble_of_ideal(schedule, p, m, v, F, B, W=B / 2) == simulated / (m * (F + B))
-    assert pipeline.bubble_of_whole(schedule, p, m, v, F, B, W=B / 2) == simulated / (m * (F + B) + simulated)
+def test_bubble_and_micro_batches_in_flight_are_those_of_the_schedule_for_any_times(case, times):
+    (name, p, m, v, schedule), (F, B) = case, times
+    waits = replay(program(schedule), Times(F / v, B / 2 / v, B / 2 / v)).makespan - m * (F + B)
+    assert pipeline.bubble(name, p, m, v, F, B, W=B / 2) == pytest.approx(waits)
+    assert pipeline.bubble_of_ideal(name, p, m, v, F, B, W=B / 2) == pytest.approx(waits / (m * (F + B)))
+    assert pipeline.bubble_of_whole(name, p, m, v, F, B, W=B / 2) == pytest.approx(waits / (m * (F + B) + waits))
+    assert [v * pipeline.in_flight(name, p, m, v, rank) for rank in range(p)] == pytest.approx(list(peaks(schedule)))
+    both = (pipeline.bubble(each, p, p * m, v, F, B, W=B / 2) for each in ("gpipe", "1f1b"))  # also with several stages a rank
+    assert len(set(both)) == 1
 
 
 @pytest.mark.parametrize("backward", [1.5, 2.0, 3.0])
@@ -120,17 +51,6 @@ def test_an_interleaved_step_is_foretold_for_any_number_of_micro_batches(p, v, b
         step = replay(program(schedules.interleaved(p, m, v)), times).makespan
         found = pipeline.bubble("interleaved", p, m, v, 1.0, backward) + m * (1 + backward)
         assert found == pytest.approx(step, rel=1e-9 if m <= p else 0.03)
-
-
-@settings(deadline=None, max_examples=250)
-@given(pipelines())
-def test_micro_batches_in_flight_are_those_of_the_schedule(case):
-    schedule, p, m, v = case
-    if schedule == "gpipe":
-        v = 1
-    table = (one_f_one_b if schedule == "interleaved" and v == 1 else SIMULATED[schedule])(p, m, v)
-    for rank, actions in enumerate(table):
-        assert pipeline.in_flight(schedule, p, m, v, rank) == pytest.approx(float(simulated_in_flight(actions, v)))
 
 
 @pytest.mark.parametrize("v", [1, 2, 3])
@@ -232,6 +152,9 @@ def test_dualpipe_s_table(schedule, row, F, B, W, PP):
     each = Fraction(PP, p)  # stages a rank: the table's seconds are one stage's
     times = {"F": each * F, "B": each * B, "W": each * W}
     assert pipeline.bubble(schedule, int(p), 2 * PP, **times) == value(printed["bubble"], PP=PP, F=F, B=B, W=W, FB=F + B)
+    if "dualpipe" in schedule:
+        found = pipeline.bubble(schedule, int(p), 2 * PP, **times, FB=each * (F + B - 1))
+        assert found == value(printed["bubble"], PP=PP, F=F, B=B, W=W, FB=F + B - 1)
     assert each * Fraction(pipeline.in_flight(schedule, int(p), 2 * PP)) == value(printed["activation_relative"], PP=PP)
 
 
@@ -268,6 +191,12 @@ def test_numbers_that_no_pipeline_has_are_refused(given, said):
     for call in (pipeline.bubble, pipeline.in_flight, pipeline.bubble_of_ideal, pipeline.bubble_of_whole):
         with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
             call(*given)
+
+
+@pytest.mark.parametrize(("schedule", "FB"), [("1f1b", 3.0), ("dualpipe", -1.0), ("dualpipe-v", float("nan"))])
+def test_a_pair_s_time_is_dualpipe_s_alone_and_not_negative(schedule, FB):
+    with pytest.raises(ValueError, match=rf"^FB={FB} with schedule='{schedule}': give 0 or more seconds, and to 'dualpipe'"):
+        pipeline.bubble(schedule, 4, 8, FB=FB)
 
 
 @pytest.mark.parametrize(("F", "B", "W"), [(-1, 2, 1), (1, -2, 0), (1, 2, 3), (1, 2, -1), (0, 0, 0), (float("nan"), 2, 1)])

@@ -6,8 +6,8 @@ An explorer is driven by a plot: an object with `figure`, `moving` (the artists 
 * `idle(**values)`: the names of controls that do nothing right now; they're switched off.
 * `parts()`: a Part for each thing that shows its number under the mouse.
 * `code(**values)`: Python that prints what is shown; without it, that of the scenario.
-* `over`, `curves` and `along(degrees, **values)`: the control that curves go over, which curves, and their numbers; they're
-  drawn beside the picture.
+* `over`, `curves`, `apart` and `along(control, degrees, **values)`: the control that curves go over, which curves, those
+  that go over another control, and their numbers; they're drawn beside the picture.
 
 A setting.Board has all of them.
 
@@ -86,9 +86,10 @@ class Explorer:
     ):
         self.figure, self.status, self.curves = plot.figure, "", None
         if name := getattr(plot, "over", ""):
-            label, degrees = controls[name].description, scenario.values(controls[name])
+            over = {curve: plot.apart.get(curve, name) for curve in plot.curves}
+            named = {each: (controls[each].description, scenario.values(controls[each])) for each in over.values()}
             with style.context():
-                self.curves = Curves(self.figure, plot.curves, label, degrees)
+                self.curves = Curves(self.figure, over, named)
         self.plot, self.controls, self._first = plot, controls, {name: each.value for name, each in controls.items()}
         self.presets, self._measure = dict(presets or {}), measure
         self._canvas = FigureCanvasAgg(self.figure)
@@ -229,7 +230,7 @@ class Explorer:
         try:
             answer = self.plot.update(**self.values)
             if self.curves is not None:
-                self.curves.update(*self.plot.along(self.curves.degrees, **self.values))
+                self.curves.update(lambda name, degrees: self.plot.along(name, degrees, **self.values))
             self._shown = self._drawn()
         except Exception as error:
             refused, kind = isinstance(error, ValueError), type(error).__name__

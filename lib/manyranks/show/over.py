@@ -1,6 +1,6 @@
 """Memory, bubble and MFU of a step over the degree that a chapter is about, as curves beside the chapter's own picture."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import floor, inf, log10, nan
 
 import numpy as np
@@ -30,12 +30,15 @@ DRAWN: dict[str, tuple[Callable[[Cost], float], Callable[[float], str], float]] 
 class Curves:
     """Makes a figure wider and draws a curve per name there, one below the other, with the current degree ringed.
 
-    names: keys of DRAWN; label: of the degree; degrees: all that it can be
+    over: a key of DRAWN -> the control that its curve goes over
+    controls: control -> its label, and all values that it can have
     """
 
-    def __init__(self, figure: Figure, names: Sequence[str], label: str, degrees: Sequence):
+    def __init__(self, figure: Figure, over: Mapping[str, str], controls: Mapping[str, tuple[str, Sequence]]):
         wide, high = figure.get_size_inches()
-        share, tall = wide / (wide + WIDE), (high - _BELOW) / len(names) - _ABOVE
+        below = [*list(over.values())[1:], ""]  # the next curve's control; a curve above another one has no axis of its own
+        labelled = [one != other for one, other in zip(over.values(), below, strict=True)]
+        share, tall = wide / (wide + WIDE), (high - _BELOW * sum(labelled)) / len(over) - _ABOVE
         if isinstance(layout := figure.get_layout_engine(), ConstrainedLayoutEngine):
             layout.set(rect=(0, 0, share, 1))
         else:
@@ -43,25 +46,33 @@ class Curves:
                 left, bottom, across, up = axes.get_position(original=True).bounds
                 axes.set_position((left * share, bottom, across * share, up))
         figure.set_size_inches(wide + WIDE, high)
-        self.degrees, self._curves = list(degrees), []
-        for k, name in enumerate(reversed(names)):
-            place = wide + _LEFT, _BELOW + k * (tall + _ABOVE), WIDE - _LEFT - _RIGHT, tall
-            axes = figure.add_axes(np.divide(place, 2 * (wide + WIDE, high)))
-            self._curves.append(_Curve(axes, name, label, [f"{degree:,}" for degree in degrees], k == 0))
+        self.controls = {control: list(degrees) for control, (_, degrees) in controls.items()}
+        self._curves, bottom = [], 0.0
+        for (name, control), last in zip(reversed(over.items()), reversed(labelled), strict=True):
+            bottom += _BELOW * last
+            axes = figure.add_axes(np.divide((wide + _LEFT, bottom, WIDE - _LEFT - _RIGHT, tall), 2 * (wide + WIDE, high)))
+            label, degrees = controls[control]
+            self._curves.append((control, _Curve(axes, name, label, [f"{degree:,}" for degree in degrees], last)))
+            bottom += tall + _ABOVE
 
     @property
     def moving(self) -> list[Artist]:
-        return [artist for curve in self._curves for artist in curve.moving]
+        return [artist for _, curve in self._curves for artist in curve.moving]
 
     def parts(self) -> Iterator[Part]:
         """Yields one for each point of each curve."""
-        return (part for curve in self._curves for part in curve.parts())
+        return (part for _, curve in self._curves for part in curve.parts())
 
-    def update(self, costs: Sequence[Cost | None], now: Cost | None, degree: object) -> None:
-        """Shows the costs at all degrees, and rings the one now; a dotted line where it isn't on the curve."""
-        at = self.degrees.index(degree) if degree in self.degrees else None
-        for curve in self._curves:
-            curve.update(costs, now, at)
+    def update(self, along: Callable[[str, Sequence], tuple[Sequence[Cost | None], Cost | None, object]]) -> None:
+        """Shows the costs at all degrees, and rings the one now; a dotted line where it isn't on the curve.
+
+        along: of a control and its values: the cost at each of them, the cost now, and the value now
+        """
+        for control, degrees in self.controls.items():
+            costs, now, degree = along(control, degrees)
+            at = degrees.index(degree) if degree in degrees else None
+            for _, curve in (each for each in self._curves if each[0] == control):
+                curve.update(costs, now, at)
 
 
 class _Curve:

@@ -282,7 +282,7 @@ _ROOM = {"first": NAMES.values(), "pp": range(1, 9), "tp": (1, 2, 4, 8)}
 _WORDS = {"pp": "p = {}", "tp": "t = {}"}
 
 
-class Schedules(namedtuple("Schedules", "first second model cluster tp pp m v F I W message"), Setting):
+class Schedules(namedtuple("Schedules", "first second model cluster dp tp pp m v F I W message"), Setting):
     """Holds what the controls say. F, I, W: of a micro-batch on all stages of a rank; message: between two stages; one unit."""
 
     choices, room, words = _ROOM, tuple(_ROOM), _WORDS
@@ -294,7 +294,8 @@ class Schedules(namedtuple("Schedules", "first second model cluster tp pp m v F 
             raise ValueError(f"{self.tp} tensor ranks can't share the {shape.heads} heads of {self.model}")
         if self.m < (fewest := theory.fewest(self.first, self.pp)) and self.pp > 1:
             raise ValueError(f"the formula for {theory.WRITTEN[self.first]} needs m ≥ {fewest}")
-        plan = Plan(pp=self.pp, tp=self.tp, batch=self.m, schedule=self.first, virtual=self.stages(self.first))
+        shared = {"dp": self.dp, "tp": self.tp, "pp": self.pp}
+        plan = Plan(batch=self.dp * self.m, schedule=self.first, virtual=self.stages(self.first), **shared)
         return Scenario(shape, plan, clusters[self.cluster])
 
     def stages(self, name: str) -> int:
@@ -350,7 +351,7 @@ def _run(name: str, p: int, m: int, v: int, message: float, *times: float) -> Ru
 class Two(Charts, Board):
     """Two schedules under each other on one time axis."""
 
-    setting, over, curves = Schedules, "pp", (MEMORY, BUBBLE, MFU)
+    setting, over, curves, apart = Schedules, "pp", (MEMORY, MFU, BUBBLE), {BUBBLE: "m"}
 
     @style.styled
     def __init__(self):
@@ -374,7 +375,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     presets["zero bubble"] = {"first": "zb-h1", "second": "zb-h2", "pp": 8, "m": 16}
     presets["ZB-V"] = {"first": "zb-v", "second": "1f1b", "m": 16}
     names = {"first": choice("upper schedule", "1f1b", NAMES), "second": choice("lower schedule", "zb-h1", NAMES)}
-    shared = controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", tp=1)
+    shared = controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", dp=1, tp=1)
     counts = {"pp": slider("pipeline ranks p", 4, 1, 8), "m": slider("micro-batches m", 8, 1, 32)}
     counts["v"] = slider("v (interleaved only)", 2, 1, 4)
     times = {kind: value_slider(gantt.KINDS[kind].label, 1.0, _TIMES, "{:g}".format) for kind in "FIW"}

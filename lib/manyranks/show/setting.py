@@ -117,6 +117,10 @@ def tried(find: Callable, *args):
         return None
 
 
+def _cost(setting: Setting) -> Cost | None:
+    return tried(lambda: setting.scenario.cost) if setting.possible else None
+
+
 class Panels:
     """A plot made of panels, in the order in which they're drawn; others: artists over them that move, too."""
 
@@ -138,11 +142,13 @@ class Board(Panels):
     setting: the chapter's Setting
     over: the control that the curves go over
     curves: names of the strip's numbers, such as "MFU"
+    apart: a curve's name -> the control that it goes over, where that's another one
     """
 
     setting: type[Setting]
     over = ""
     curves: Sequence[str] = (MEMORY, MFU)
+    apart: ClassVar[Mapping[str, str]] = {}
 
     def draw(self, now: Setting) -> None:
         """Moves the panels to this setting."""
@@ -159,15 +165,18 @@ class Board(Panels):
         """Returns Python that prints what is shown."""
         return self.setting(**values).code()
 
-    def along(self, degrees: Sequence, **values) -> tuple[list[Cost | None], Cost | None, object]:
-        """Returns the cost at each degree, None where it can't be; the cost now; and the degree now."""
+    def along(self, control: str, degrees: Sequence, **values) -> tuple[list[Cost | None], Cost | None, object]:
+        """Returns the cost at each value of the control, None where it can't be; the cost now; and the value now."""
         now = self.setting(**values)
-        return [self.at(now, degree) for degree in degrees], tried(lambda: now.scenario.cost), self.degree(now)
+        if control == self.over:
+            costs, here = [self.at(now, degree) for degree in degrees], self.degree(now)
+        else:
+            costs, here = [_cost(now._replace(**{control: degree})) for degree in degrees], getattr(now, control)
+        return costs, tried(lambda: now.scenario.cost), here
 
     def at(self, now: Setting, degree: object) -> Cost | None:
         """Returns the cost with this degree; None where it can't be."""
-        other = now._replace(**{self.over: degree})
-        return tried(lambda: other.scenario.cost) if other.possible else None
+        return _cost(now._replace(**{self.over: degree}))
 
     def degree(self, now: Setting) -> object:
         """Returns the degree now."""

@@ -240,9 +240,9 @@ class Plans(Board):
         places = [(-0.008, row + 0.5 * k - 0.25 * (len(each) - 1)) for row, each in enumerate(lines) for k in range(len(each))]
         self._names.update(places, [line for each in lines for line in each])
 
-    def along(self, degrees: Sequence, best: str, **values) -> tuple:
+    def along(self, control: str, degrees: Sequence, best: str, **values) -> tuple:
         """Returns the same, whatever the planner finds."""
-        return super().along(degrees, **values)
+        return super().along(control, degrees, **values)
 
     def code(self, best: str, **values) -> str:
         """Returns Python that prints what is shown, but for the planner's."""
