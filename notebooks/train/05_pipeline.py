@@ -239,7 +239,7 @@ class Recompute(torch.autograd.Function):
         return None, x.grad, *(None for _ in ctx.layer.parameters())
 
 
-# Pipeline parallelism: a rank has some of the parts; outputs go on, gradients come back.
+# Pipeline parallelism: a rank has a few of the parts; outputs go on, gradients come back.
 
 
 def mesh(config: Config):
@@ -248,7 +248,7 @@ def mesh(config: Config):
     if n % p or p > config.layers + 2:
         raise ValueError(f"pp={p} on {n} ranks, {config.layers + 2} parts: divide {n}")
     groups = [dist.new_group(range(k, k + n // p)) for k in range(0, n, n // p)]
-    dist.all_reduce(torch.zeros(1, device=device()))  # connects all, for NCCL's messages
+    dist.all_reduce(torch.zeros(1, device=device()))  # NCCL: all ranks join the first call
     return (stage := dist.get_rank() * p // n), n // p, groups[stage]
 
 
@@ -263,7 +263,7 @@ def exchange(sent: Tensor, to: int | None, source: int | None, rows: int, config
 
 
 def run(model: Sharded, batches: list[Tensor], stage: int, d: int, config: Config):
-    """1F1B: some forwards ahead, then one of each. Returns the loss on the last stage."""
+    """Runs 1F1B. Returns this rank's part of the loss, 0 before the last stage."""
     before = dist.get_rank() - d if stage else None
     after = dist.get_rank() + d if stage < config.pp - 1 else None
     m, flying, sent, to = len(batches), {}, torch.zeros((), device=device()), None
@@ -279,7 +279,7 @@ def run(model: Sharded, batches: list[Tensor], stage: int, d: int, config: Confi
             y = model(x)
             if after is None:
                 y = loss_of(y, batches[k]) * len(batches[k]) / config.batch
-                total += y.detach()  # over all ranks, the mean of the batch
+                total += y.detach()  # the ranks' sum is the batch's mean
             flying[k], sent, to = (x, y), y.detach(), after
         else:
             x, y = flying.pop(k)

@@ -431,19 +431,32 @@ def test_cells_that_never_end_are_waited_for_once_and_named(court, monkeypatch):
     assert other.seconds < one.seconds / 2
 
 
+def several(source: str, number: int):
+    """A notebook with so many checks, each of this answer."""
+    each = [submission(source) for _ in range(number)]
+    for k, one in enumerate(each):
+        one["cells"][-1].metadata.nbgrader.grade_id = f"check {k}"
+    return nbformat.from_dict(each[0] | {"cells": [cell for one in each for cell in one["cells"]]})
+
+
 def test_each_late_check_leaves_half_as_long_for_the_next_and_a_submission_has_a_time(court, monkeypatch):
     monkeypatch.setattr(trial, "_RUN_SECONDS", 3.0)
     monkeypatch.setattr(trial, "_LEAST_SECONDS", 0.5)
     monkeypatch.setattr(trial, "PATIENCE", 1.0)
     monkeypatch.setattr(apart, "_SUBMISSION", 5.0)
-    asleep = "import time\ndef shard(tensor): time.sleep(600)\n"
-    several = [submission(asleep) for _ in range(4)]
-    for k, one in enumerate(several):
-        one["cells"][-1].metadata.nbgrader.grade_id = f"check {k}"
-    all_of_it = nbformat.from_dict(several[0] | {"cells": [cell for one in several for cell in one["cells"]]})
-    said = [one.report.lines[0].found for one in court.judged(lambda: all_of_it)]
+    asleep = several("import time\ndef shard(tensor): time.sleep(600)\n", 4)
+    said = [one.report.lines[0].found for one in court.judged(lambda: asleep)]
     assert [line.partition("not over after ")[2].partition(" s")[0] for line in said] == ["3", "1.5", "0.8", ""]
     assert said[-1] == "the cells and checks above it took more than 5 s"
+
+
+def test_who_sleeps_a_little_less_than_each_limit_has_no_more_time_than_others(court, monkeypatch):
+    """Three of them, who would take five times as long."""
+    monkeypatch.setattr(apart, "_SUBMISSION", 6.0)
+    asleep = several(f"{RIGHT}\nimport time\nright = shard\ndef shard(tensor):\n    time.sleep(1)\n    return right(tensor)\n", 5)
+    for one in court.all([lambda: asleep] * 3):
+        *_, last = [each.report for each in one]
+        assert last.lines[0].found == "the cells and checks above it took more than 6 s"
 
 
 def test_several_submissions_are_judged_at_once_and_told_in_their_order(court, monkeypatch):

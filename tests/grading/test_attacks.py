@@ -145,7 +145,7 @@ def test_what_torch_computes_is_no_kernel(court, cell):
 
 
 @pytest.mark.skipif(not TRITON, reason="Triton exists for Linux only")
-@pytest.mark.parametrize("line", ["import os", "tl.core", "tl.load.__globals__", "triton.runtime", "t = tl", "[i for i in x]"])
+@pytest.mark.parametrize("line", ["import os", "tl.core", "tl.load.__globals__", "triton.runtime", "t = tl", "[i for i in x]", "tl.math.wraps", "tl.dot = x"])
 def test_a_kernel_can_do_nothing_but_compute(line):
     from manyranks.measure.relaunch import relaunch
 

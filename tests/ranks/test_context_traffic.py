@@ -164,7 +164,7 @@ def test_a_ring_s_peak_is_the_theory_s_to_the_byte(shared_worlds, layout, tile, 
     for backward in (False, True):
         m = shared_worlds.measure(attend, "ring", kv_heads, backward, layout, tile, **how, memory=True)
         expected = context.peak(
-            BATCH, LONG, 4, kv_heads, SIZE, n, dtype.itemsize, None, tile, 2 if layout == "zigzag" else 1, backward
+            BATCH, LONG, 4, kv_heads, SIZE, n, dtype.itemsize, tile, 2 if layout == "zigzag" else 1, backward
         )
         assert max(m.peak_bytes.values()) == expected.total
 

@@ -80,12 +80,6 @@ ANSWERS = {
         ("zero bubble", {"W": 0.75}, "lower makespan: work 44 + bubble 3.5"),
         ("zero bubble", {"W": 0.5}, "lower makespan: work 40 + bubble 7"),
         ("zero bubble", {"W": 1.5}, "lower makespan: work 56 + bubble 0"),
-        ("zero bubble", {"m": 8}, "upper makespan: work 24 + bubble 7", "lower makespan: work 24 + bubble 7 + late 3"),
-        ("ZB-V", {"m": 8}, "p = 4, m = 8", "upper makespan: work 24 + bubble 0"),
-        ("ZB-V", {"m": 7}, "m = 7", "upper makespan: work 21 + bubble 1"),
-        ("ZB-V", {"m": 6}, "m = 6", "upper makespan: work 18 + bubble 2"),
-        ("ZB-V", {"m": 5}, "m = 5", "upper makespan: work 15 + bubble 3"),
-        ("ZB-V", {"m": 4}, "m = 4", "upper makespan: work 12 + bubble 3"),
     ),
     "06_tensor": (
         show.tensor,

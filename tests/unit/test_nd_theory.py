@@ -238,6 +238,7 @@ def test_a_stage_of_one_unit_is_not_freed_between_forwards():
         (lambda: nd.calls(LLAMA, Plan(tp=3, **USUAL)), "tp=3 does not divide"),
         (lambda: nd.calls("llama3-8b", Plan(**USUAL)), "shape='llama3-8b'"),
         (lambda: nd.payload(LLAMA, Plan(pp=2, zero=3, **USUAL)), r"orders=None: .* stages \[0\]"),
+        (lambda: nd.payload(LLAMA, Plan(virtual=2, zero=3, **USUAL)), r"orders=None: .* stages \[0, 1\]"),
         (lambda: nd.twin(LLAMA, Plan(dp=2, pp=2, tp=2, **USUAL), 4), "ranks=4: a twin with pp=2, dp=2, tp=2 needs 8"),
         (lambda: nd.twin(LLAMA, Plan(dp=8, dp_shard=4, tp=2, zero=3, **USUAL), 4), "dp=4, tp=2 needs 8"),
         (lambda: nd.twin(LLAMA, Plan(tp=3, **USUAL)), "tp=3 does not divide"),

@@ -121,6 +121,11 @@ def test_bad_input_is_refused(axis, degree, count, message):
         tokens.plan(axis, degree, count)
 
 
+def test_experts_of_a_dense_model_have_no_formula():
+    with pytest.raises(ValueError, match="axis='ep': llama3-8b has no experts"):
+        formulas.formula("ep", models["llama3-8b"], H100, 8)
+
+
 def test_an_axis_that_is_none_is_refused_before_tokens_are():
     for call in (lambda: tokens.least_tokens("nope", 2), lambda: tokens.curve("tp", models["llama3-8b"], H100, 0, [1024])):
         with pytest.raises(ValueError, match=r"axis='nope'|degree=0"):

@@ -42,8 +42,8 @@ from manyranks.world.rank import die_with_the_parent
 from manyranks.world.trouble import late
 from manyranks.world.world import World
 
-_READING, _JUDGING = 30.0, 120.0  # seconds of a processor: to read a notebook; to judge what its ranks send
-_SUBMISSION, _A_CHECK = 120.0, 300.0  # seconds that its code may take in all; of a check on the busiest of machines
+_READING, _JUDGING = 30.0, 60.0  # seconds of a processor: to read a notebook; to judge what its ranks send
+_SUBMISSION, _A_CHECK = 45.0, 300.0  # seconds that its code may take in all, where a right one takes 2 to 7; of a check at most
 _MOST_AT_ONCE, _ROOM = 8, 2 * 2**30  # submissions; bytes for each
 _MEMORY, _FILE = 3 * 2**30, 64 * 2**20  # bytes more than at the start, and of a file
 _LOOK, _FULL = 0.2, 77  # seconds between two looks at what ranks have written; the exit code where that is too much

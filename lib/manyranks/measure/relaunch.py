@@ -30,8 +30,9 @@ _NODES += (
     " Name Attribute Subscript Slice Tuple List Constant BinOp UnaryOp Compare BoolOp IfExp JoinedStr FormattedValue Assert"
 )
 _SIGNS = ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
-_HIDDEN = {"handle", "builder", "fn", "run", "src", "format"}  # these lead out of a kernel, and so do Triton's own modules
-_HIDDEN |= {"core", "semantic", "extra", "random", "standard", "target_info"}
+_HIDDEN = {"handle", "builder", "fn", "run", "src", "format"}  # these lead out of a kernel, and so does what isn't Triton's own
+_OTHERS = {name: one for module in (tl, tl.math) for name, one in vars(module).items() if name != "math"}
+_HIDDEN |= {name for name, one in _OTHERS.items() if not str(getattr(one, "__module__", None)).startswith("triton.")}
 _ALSO = {"cdiv", "next_power_of_2", *dir(math)}  # of other modules than tl
 _OWN = "a kernel uses its arguments, tl, numbers that are defined above it, and kernels of its own"
 _MOST = 200  # launches
@@ -201,7 +202,8 @@ def _checked(tree: ast.Module, modules: set[str]) -> set[str]:
     other = [type(one).__name__ for one in nodes if type(one).__name__ not in _NODES.split() and not isinstance(one, _SIGNS)]
     based = {id(one.value) for one in dots}
     alone = [one.id for one in names if one.id in modules and (id(one) not in based or one.id in own)]
-    led = [ast.unparse(one) for one in dots if one.attr.startswith("_") or one.attr in _HIDDEN]
+    changed = [one for one in dots if not isinstance(one.ctx, ast.Load)]
+    led = [ast.unparse(one) for one in dots if one.attr.startswith("_") or one.attr in _HIDDEN or one in changed]
     of_triton = [
         one.attr for one in dots if isinstance(one.value, ast.Name) and one.value.id in modules and one.value.id != "tl"
     ]

@@ -294,7 +294,7 @@ class Schedules(namedtuple("Schedules", "first second model cluster dp tp pp m v
             raise ValueError(f"{self.tp} tensor ranks can't share the {shape.heads} heads of {self.model}")
         if self.m < (fewest := theory.fewest(self.first, self.pp)) and self.pp > 1:
             raise ValueError(f"the formula for {theory.WRITTEN[self.first]} needs m ≥ {fewest}")
-        shared = {"dp": self.dp, "zero": min(1, self.dp - 1), "tp": self.tp, "pp": self.pp}
+        shared = {"dp": self.dp, "tp": self.tp, "pp": self.pp}
         plan = Plan(batch=self.dp * self.m, schedule=self.first, virtual=self.stages(self.first), **shared)
         return Scenario(shape, plan, clusters[self.cluster])
 

@@ -51,7 +51,7 @@ def calibrate(measured: Measurements, cluster: Cluster, name: str = "") -> Clust
     fewer than two different sizes, for times that aren't above 0 or don't grow with the size, and for products that are faster
     than the chip, or a hundred times slower.
     """
-    checks.is_cluster(cluster)
+    checks.kinds(cluster=cluster)
     if measured.ranks > cluster.node:
         raise ValueError(f"ranks={measured.ranks}: a node of {cluster.name} has {cluster.node}; measure inside one")
     fraction = max(measured.products) / cluster.accelerator.flops

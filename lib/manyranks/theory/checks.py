@@ -7,21 +7,18 @@ from manyranks.theory.kernels import Constants
 from manyranks.theory.plan import Plan
 
 whole, positive, not_negative = names.whole, names.positive, names.not_negative
+_KINDS = {
+    "shape": (ModelShape, "a ModelShape, as theory.models['llama3-8b']"),
+    "plan": (Plan, "a Plan, as theory.Plan(dp=8, zero=3)"),
+    "cluster": (Cluster, "a Cluster, as theory.clusters['h100-dgx']"),
+}
 
 
-def is_shape(value: object) -> None:
-    if not isinstance(value, ModelShape):
-        raise ValueError(f"shape={value!r}: give a ModelShape, as theory.models['llama3-8b']")
-
-
-def is_plan(value: object) -> None:
-    if not isinstance(value, Plan):
-        raise ValueError(f"plan={value!r}: give a Plan, as theory.Plan(dp=8, zero=3)")
-
-
-def is_cluster(value: object) -> None:
-    if not isinstance(value, Cluster):
-        raise ValueError(f"cluster={value!r}: give a Cluster, as theory.clusters['h100-dgx']")
+def kinds(**values: object) -> None:
+    """Raises ValueError, by name, for a shape, plan or cluster that is none."""
+    for name, value in values.items():
+        if not isinstance(value, _KINDS[name][0]):
+            raise ValueError(f"{name}={value!r}: give {_KINDS[name][1]}")
 
 
 def are_constants(value: object) -> None:

@@ -188,7 +188,8 @@ _INFINIBAND, _NVLINK, _ICI = 14e-6, 3.4e-6, 1e-6  # α: NCCL src/graph/tuning.cc
 
 
 def _of_row(row: dict[str, str]) -> Cluster:
-    """link_GBps: of a torus one of its links, elsewhere the share of the network, if it isn't the accelerator's own."""
+    """link_GBps: of a torus one of its links, elsewhere the share of the network, if it isn't the accelerator's own; reserved:
+    processors that move tokens instead of multiplying, of a chip's."""
     name, chip, size, source = row["name"], hardware.accelerators[row["chip"]], int(row["size"]), row["source"]
     bandwidth = GB * float(row["link_GBps"] or 0)
     if row["axes"]:

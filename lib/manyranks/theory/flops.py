@@ -74,7 +74,7 @@ def products(shape: ModelShape, seq: int, attended: float = 1.0) -> list[Product
     """Every matrix product of one token's forward pass in a sequence of seq tokens; those of an expert once for each that it
     is sent to. attended: share of the score matrix that is computed. Backward has two of the same size for each.
     """
-    checks.is_shape(shape)
+    checks.kinds(shape=shape)
     checks.not_negative(seq=seq, attended=attended)
     h, dense, moe = shape.hidden, shape.layers - shape.moe_layers, shape.moe_layers
     routed, shared = moe * shape.top_k, moe * shape.shared_experts
@@ -123,7 +123,7 @@ def forward(shape: ModelShape, seq: int, attended: float = 1.0) -> Forward:
 
 def per_token(shape: ModelShape, seq: int, convention: str = "causal") -> float:
     """FLOPs of training on one token: forward and backward, nothing computed twice. Raises ValueError for unknown names."""
-    checks.is_shape(shape)
+    checks.kinds(shape=shape)
     rule = CONVENTIONS[convention]
     parts = forward(shape, seq, rule.attention)
     if not rule.everything:

@@ -62,8 +62,7 @@ def layer_activations(shape: ModelShape, plan: Plan, moe: bool = False) -> int:
 
 
 def _check(shape: ModelShape, plan: Plan) -> None:
-    checks.is_shape(shape)
-    checks.is_plan(plan)
+    checks.kinds(shape=shape, plan=plan)
     plan.check(shape)
 
 

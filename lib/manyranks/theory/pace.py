@@ -63,9 +63,7 @@ def of_layer(
     moe: whether it is a layer with experts; imbalance: of the expert-parallel ranks, see plan.check_imbalance: the seconds are
     those of the fullest, for which the others wait. Raises ValueError where the plan does not fit the shape.
     """
-    checks.is_shape(shape)
-    checks.is_plan(plan)
-    checks.is_cluster(cluster)
+    checks.kinds(shape=shape, plan=plan, cluster=cluster)
     plan.check(shape)
     if moe and not shape.moe_layers:
         raise ValueError(f"moe=True: {shape.name} has no layer with experts")
@@ -106,7 +104,6 @@ def expert_layer(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: flo
     hides behind another micro-batch, as under DualPipe (step.estimate does that). Raises ValueError for a plan that does not
     fit, a shape without experts and an imbalance that cannot be.
     """
-    checks.is_shape(shape)
     found = (of_layer(shape, plan, cluster, moe=True, imbalance=each) for each in (imbalance, 1.0))
     return Paced(*found)
 

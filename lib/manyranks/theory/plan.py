@@ -1,5 +1,6 @@
 """How a training step is split over accelerators: the degrees, the batch, and what is kept, sharded or recomputed."""
 
+from collections import namedtuple
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import NamedTuple
@@ -43,55 +44,48 @@ RECIPES = {
 }
 
 
-class Layout(NamedTuple):
-    """What of a plan decides which parameters a rank holds: plans that agree in it hold the same."""
+class Layout(namedtuple("Layout", "tp pp ep expert_tp stages schedule embedding_slots")):
+    """What of a plan decides which parameters a rank holds: plans that agree in it hold the same. Its fields are Plan's."""
 
-    tp: int
-    pp: int
-    ep: int
-    expert_tp: int
-    stages: int
-    schedule: str
-    embedding_slots: bool
+    __slots__ = ()
 
 
-def _rank_tokens(plan: "Plan | Local") -> int:
-    """T: tokens of one micro-batch on one rank."""
-    return plan.microbatch * plan.seq // plan.cp
+class OneRank:
+    """What a plan, and what of it decides a layer's time, say of one rank and one micro-batch."""
+
+    __slots__ = ()
+
+    @property
+    def rank_tokens(self) -> int:
+        """T: tokens of one micro-batch on one rank."""
+        return self.microbatch * self.seq // self.cp
+
+    @property
+    def split_tokens(self) -> float:
+        """Tokens that norms, dropouts and additions see on one rank."""
+        return self.rank_tokens / (self.tp if self.sequence_parallel else 1)
+
+    @property
+    def expert_tokens(self) -> float:
+        """Tokens of the ranks that cut an expert together: T where these are the tensor-parallel ones."""
+        return self.rank_tokens * self.expert_tp / self.tp
+
+    @property
+    def recipe(self) -> Recipe:
+        return RECIPES[self.precision]
+
+    @property
+    def framework(self) -> Stack:
+        return STACKS[self.stack]
 
 
-def _split_tokens(plan: "Plan | Local") -> float:
-    """Tokens that norms, dropouts and additions see on one rank."""
-    return plan.rank_tokens / (plan.tp if plan.sequence_parallel else 1)
+_LOCAL = "cp tp ep expert_tp seq microbatch sequence_parallel recompute precision overlap overlap_tensor flash context regather"
 
 
-def _expert_tokens(plan: "Plan | Local") -> float:
-    """Tokens of the ranks that cut an expert together: T where these are the tensor-parallel ones."""
-    return plan.rank_tokens * plan.expert_tp / plan.tp
+class Local(namedtuple("Local", f"{_LOCAL} stack"), OneRank):
+    """What of a plan decides a layer's time and activations on one rank, whatever other degrees are. Its fields are Plan's."""
 
-
-class Local(NamedTuple):
-    """What of a plan decides a layer's time and activations on one rank, whatever the other degrees are."""
-
-    cp: int
-    tp: int
-    ep: int
-    expert_tp: int
-    seq: int
-    microbatch: int
-    sequence_parallel: bool
-    recompute: str
-    precision: str
-    overlap: bool
-    overlap_tensor: bool
-    flash: bool
-    context: str
-    regather: bool
-    stack: str
-
-    rank_tokens = property(_rank_tokens)
-    split_tokens = property(_split_tokens)
-    expert_tokens = property(_expert_tokens)
+    __slots__ = ()
 
     @property
     def groups(self) -> dict[str, tuple[int, int]]:
@@ -103,17 +97,9 @@ class Local(NamedTuple):
         etp = self.expert_tp
         return {"tp": (self.tp, 1), "cp": (self.cp, self.tp), "ep": (self.ep, etp), "etp": (etp, 1)}
 
-    @property
-    def recipe(self) -> Recipe:
-        return RECIPES[self.precision]
-
-    @property
-    def framework(self) -> Stack:
-        return STACKS[self.stack]
-
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(OneRank):
     """One way to train: dp·cp·tp·pp accelerators. ep and etp lay the experts out on the dp·cp·tp ranks of a stage.
 
     seq: tokens of a sequence; batch: sequences of the global batch (default: one micro-batch for each data-parallel rank);
@@ -223,10 +209,6 @@ class Plan:
             both = f"etp·ep = {each} and tp·dp_shard·cp = {island}"
             raise ValueError(f"{both}: choose them so that one divides the other")
 
-    rank_tokens = property(_rank_tokens)
-    split_tokens = property(_split_tokens)
-    expert_tokens = property(_expert_tokens)
-
     @property
     def layout(self) -> Layout:
         return Layout(self.tp, self.pp, self.ep, self.expert_tp, self.stages, self.schedule, self.embedding_slots)
@@ -283,19 +265,11 @@ class Plan:
         return max(1, self.tp * self.shards // (self.expert_tp * self.ep))
 
     @property
-    def recipe(self) -> Recipe:
-        return RECIPES[self.precision]
-
-    @property
     def stored(self) -> Recipe:
         """The recipe of what a rank stores: with 32-bit shards, 16-bit parameters are only what is gathered."""
         if not self.framework.fp32_shards or (self.zero < 3 and self.shards > 1):
             return self.recipe
         return self.recipe._replace(parameters=0, gradients=4, optimizer=8 if self.precision == "bf16-moments" else 12)
-
-    @property
-    def framework(self) -> Stack:
-        return STACKS[self.stack]
 
     def check(self, shape: ModelShape, gpus: int | None = None) -> None:
         """Raises ValueError where the plan does not fit the shape, or is not for this number of accelerators."""

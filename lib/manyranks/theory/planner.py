@@ -74,8 +74,7 @@ def search(
     Raises ValueError for an unknown field, a value that no plan can have, or where no number of GPUs is given or it is not the
     cluster's.
     """
-    checks.is_shape(shape)
-    checks.is_cluster(cluster)
+    checks.kinds(shape=shape, cluster=cluster)
     known = [field.name for field in fields(Plan)]
     if unknown := sorted(choices.keys() - set(known)):
         raise ValueError(f"{unknown[0]}={choices[unknown[0]]!r}: {nearest(unknown[0], known)}")

@@ -25,7 +25,7 @@ class ClusterCosts:
     constants: Constants = DEFAULT
 
     def __post_init__(self):
-        checks.is_cluster(self.cluster)
+        checks.kinds(cluster=self.cluster)
 
     def compute(self, rank: int, work: Hashable) -> float:
         if isinstance(work, Work):

@@ -119,7 +119,7 @@ def unit_sizes(shape: ModelShape) -> list[int]:
 
     A tied head counts with the embedding. Raises ValueError for what is no ModelShape.
     """
-    checks.is_shape(shape)
+    checks.kinds(shape=shape)
     layers = [shape.layer_parameters(layer) for layer in range(shape.layers)]
     return [shape.embedding_parameters, *layers, parameters_of(shape.final_norm + shape.head)]
 

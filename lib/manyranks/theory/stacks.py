@@ -38,7 +38,6 @@ class Moved(NamedTuple):
     norm: float = 4
     rotary: float = 4
     gated: float = 6  # the activation of a gated MLP and its product
-    residual: float = 6
     quantised: float = 3  # what linear layers read in 8 bits: 2 bytes read, 1 written
 
 

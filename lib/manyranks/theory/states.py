@@ -66,7 +66,7 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     tensor-parallel rank has both whole. For routed experts etp=1 says so; nd.of_rank counts all that such a rank holds.
     Source: Megatron-LM, megatron/core/transformer/moe/README.md and shared_experts.py.
     """
-    checks.is_plan(plan)
+    checks.kinds(plan=plan)
     if isinstance(shape, ModelShape):
         plan.check(shape)
         return hold(stages.dealt(shape, plan.layout)).ranks

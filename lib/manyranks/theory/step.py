@@ -135,9 +135,7 @@ def estimate(
     8-bit products on a chip without them, and for an imbalance that cannot be. .warning of what comes back says what it costs
     that tensor parallelism leaves the node. Whether the plan fits in memory, memory.peak says.
     """
-    checks.is_shape(shape)
-    checks.is_plan(plan)
-    checks.is_cluster(cluster)
+    checks.kinds(shape=shape, plan=plan, cluster=cluster)
     if constants is not DEFAULT:
         checks.are_constants(constants)
     checks.has_8_bits(plan, cluster)

@@ -9,6 +9,7 @@ reduce-scatter, and twice that in an all-reduce. Sources: Shoeybi et al., "Megat
 Korthikanti et al., arXiv 2205.05198, section 4.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from manyranks.theory import activations, checkpointing, checks, memory
@@ -58,48 +59,45 @@ def _block(elements: float, sequence_parallel: bool, regather: bool = True, item
     return _column(*options) + _row(*options)
 
 
-def column(
-    tokens: int, hidden: int, t: int, sequence_parallel: bool = False, regather: bool = True, itemsize: int = 2, rank: int = 0
+def _counted(
+    calls_of: Callable,
+    tokens: int,
+    hidden: int,
+    t: int,
+    sequence_parallel: bool = False,
+    regather: bool = True,
+    itemsize: int = 2,
+    rank: int = 0,
 ) -> Passes:
-    """f: the input of column-parallel layers. Nothing forward, an all-reduce of its gradient backward; with sequence
-    parallelism an all-gather, then a reduce-scatter and, with regather, the all-gather again.
+    _check(tokens, hidden, t, sequence_parallel, itemsize)
+    return counted(calls_of(tokens * hidden, sequence_parallel, regather, itemsize), t, rank)
 
-    tokens: of the whole micro-batch; itemsize: bytes of an element; rank: its place in the group, which counts where t does not
-    divide the tensor. Raises ValueError for sizes below 1, a rank that the group has not, and with sequence parallelism for
-    tokens that t does not divide.
+
+def block(*sizes: int, **options) -> Passes:
+    """Attention or the MLP alone, f and g. f sends nothing forward and all-reduces its input's gradient backward; g all-reduces
+    its output. With sequence parallelism f gathers, scatters sums and, with regather, gathers again; g scatters and gathers.
+
+    sizes: tokens of the whole micro-batch, hidden, t; options: sequence_parallel=False, regather=True, itemsize=2, bytes of an
+    element, and rank=0, its place in the group, which counts where t does not divide the tensor. Raises ValueError for sizes
+    below 1, a rank that the group has not, and with sequence parallelism for tokens that t does not divide.
     """
-    _check(tokens, hidden, t, sequence_parallel, itemsize)
-    return counted(_column(tokens * hidden, sequence_parallel, regather, itemsize), t, rank)
+    return _counted(_block, *sizes, **options)
 
 
-def row(
-    tokens: int, hidden: int, t: int, sequence_parallel: bool = False, regather: bool = True, itemsize: int = 2, rank: int = 0
-) -> Passes:
-    """g: the output of a row-parallel layer. An all-reduce forward, nothing backward; with sequence parallelism a
-    reduce-scatter, then an all-gather of its gradient, whatever regather says. As column otherwise."""
-    _check(tokens, hidden, t, sequence_parallel, itemsize)
-    return counted(_row(tokens * hidden, sequence_parallel, regather, itemsize), t, rank)
-
-
-def block(*sizes, **options) -> Passes:
-    """Attention or the MLP alone: f and g, with the arguments of column."""
-    return column(*sizes, **options) + row(*sizes, **options)
-
-
-def layer(*sizes, **options) -> Passes:
-    """A transformer layer, with the arguments of column: 2 all-reduces each way; with sequence parallelism 4 all-gathers and 4
+def layer(*sizes: int, **options) -> Passes:
+    """A transformer layer, with the arguments of block: 2 all-reduces each way; with sequence parallelism 4 all-gathers and 4
     reduce-scatters in all, and with regather 2 all-gathers more. Source: arXiv 2205.05198, sections 4.2.1 and 4.2.2."""
     return 2 * block(*sizes, **options)
 
 
-def embedding(*sizes, **options) -> Passes:
-    """The vocabulary-parallel embedding, with the arguments of column: each rank looks up its rows, g sums."""
-    return row(*sizes, **options)
+def embedding(*sizes: int, **options) -> Passes:
+    """The vocabulary-parallel embedding, with the arguments of block: each rank looks up its rows, g sums."""
+    return _counted(_row, *sizes, **options)
 
 
-def head(*sizes, **options) -> Passes:
-    """The vocabulary-parallel head, a column-parallel layer, with the arguments of column."""
-    return column(*sizes, **options)
+def head(*sizes: int, **options) -> Passes:
+    """The vocabulary-parallel head, a column-parallel layer, so f, with the arguments of block."""
+    return _counted(_column, *sizes, **options)
 
 
 def loss(tokens: int, t: int, itemsize: int = 4, rank: int = 0) -> Passes:
@@ -124,7 +122,7 @@ def model(
 ) -> Passes:
     """Embedding, layers, head and loss of one micro-batch, before partial gradients are summed.
 
-    Raises ValueError as column does, for a shape that t cannot share evenly, with experts or with latent attention.
+    Raises ValueError as block does, for a shape that t cannot share evenly, with experts or with latent attention.
     """
     _fits(shape, t)
     options = (tokens, shape.hidden, t, sequence_parallel, regather, itemsize, rank)
@@ -224,7 +222,7 @@ def finish(
 
 
 def _fits(shape: ModelShape, t: int) -> None:
-    checks.is_shape(shape)
+    checks.kinds(shape=shape)
     checks.whole(t=t)
     if left := uncut(shape, t):
         raise ValueError(left.replace("tp=", "t=", 1))

@@ -35,22 +35,14 @@ class Saved(NamedTuple):
 
 
 def saved(
-    batch: int,
-    seq: int,
-    heads: int,
-    kv_heads: int,
-    head_size: int,
-    n: int,
-    itemsize: int = 2,
-    accumulating: int | None = None,
-    ulysses: int = 1,
+    batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, ulysses: int = 1
 ) -> Saved:
-    """b·(s/N)·D·(2a + 2g) numbers of `itemsize` bytes, and b·(s/N)·a of `accumulating`.
+    """b·(s/N)·D·(2a + 2g) numbers of `itemsize` bytes, and b·(s/N)·a of 4, or of `itemsize` if that is more.
 
     ulysses: ranks among which heads are dealt, a divisor of N; where they are more than key/value heads, copies of these are
     kept. Raises ValueError as sizes_of does, and as Ulysses for heads that cannot be dealt.
     """
-    one, exact = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n), sends.gradient_size(itemsize, accumulating)
+    one, exact = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n), sends.gradient_size(itemsize, None)
     checks.whole(ulysses=ulysses)
     if n % ulysses:
         raise ValueError(f"ulysses={ulysses} does not divide n={n}: choose a divisor of {n}")
@@ -88,7 +80,6 @@ def peak(
     head_size: int,
     n: int,
     itemsize: int = 2,
-    accumulating: int | None = None,
     tile: int = 256,
     chunks: int = 2,
     backward: bool = False,
@@ -99,7 +90,7 @@ def peak(
     with short ones other moments are worse. With the inputs and, in backward, the output and its gradient, which others hold.
     Raises ValueError as sizes_of does, and for a tile or chunks below 1.
     """
-    one, exact = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n), sends.gradient_size(itemsize, accumulating)
+    one, exact = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n), sends.gradient_size(itemsize, None)
     checks.whole(tile=tile, chunks=chunks)
     moments = _backward if backward else _forward
     return max(moments(one, itemsize, exact, Tile.of(one, itemsize, exact, tile, chunks)), key=sum)
@@ -197,8 +188,7 @@ def longest(shape: ModelShape, plan: Plan, cluster: Cluster) -> int:
     plan: all but seq. The peak is memory.peak's, and the blocks of keys and values that one layer's attention has of others.
     Raises ValueError where plan and shape do not fit.
     """
-    checks.is_cluster(cluster)
-    checks.is_plan(plan)
+    checks.kinds(cluster=cluster, plan=plan)
     unit, room = 2 * plan.cp * plan.tp, cluster.accelerator.memory
 
     def fits(units: int) -> bool:

@@ -67,7 +67,7 @@ def hops(
     by that rank's own share of the slowest link on the way. Raises ValueError as work and ring do, and for a group that the
     cluster has no room for.
     """
-    checks.is_cluster(cluster)
+    checks.kinds(cluster=cluster)
     one = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n)
     counts = masks.in_step(masks.work(seq, n, layout, causal, tile)).hops
     compute = {scores: _kernel_seconds(one, scores, backward, itemsize, cluster, constants) for scores in set(counts)}

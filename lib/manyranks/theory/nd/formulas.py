@@ -61,9 +61,10 @@ def formula(axis: str, shape: ModelShape, cluster: Cluster, degree: int, constan
 
     Left out are kernels that only move memory, and all that a kernel moves. Raises ValueError for another axis or degree.
     """
-    checks.is_shape(shape)
-    checks.is_cluster(cluster)
+    checks.kinds(shape=shape, cluster=cluster)
     check(axis, degree)
+    if axis == "ep" and not shape.experts:
+        raise ValueError(f"axis='ep': {shape.name} has no experts; give a shape that has some")
     chip, route = cluster.accelerator, cluster.route(degree)
     rate = chip.flops * chip.matmul_fraction * constants.matmul * (1 - cluster.reserved)
     if axis in ("pp", "bubble"):

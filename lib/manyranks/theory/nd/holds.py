@@ -80,8 +80,7 @@ def coordinates(plan: Plan, at: At) -> dict[str, int]:
 
 def check(shape: ModelShape, plan: Plan) -> None:
     """Raises ValueError where the plan does not fit the shape or the mesh, and for a shape that the small GPT cannot have."""
-    checks.is_shape(shape)
-    checks.is_plan(plan)
+    checks.kinds(shape=shape, plan=plan)
     plan.check(shape)
     if wrong := unplaced(plan):
         raise ValueError(wrong)

@@ -31,8 +31,7 @@ def rule(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, *
 
     choices: fields of Plan that hold whatever the rules say, as precision. Raises ValueError where no candidate fits.
     """
-    checks.is_shape(shape)
-    checks.is_cluster(cluster)
+    checks.kinds(shape=shape, cluster=cluster)
     checks.whole(gpus=gpus, seq=seq, batch=batch)
     for degrees in candidates(shape, cluster, gpus, seq):
         tried = DETAILS | {"schedule": _schedules(shape)} | degrees | choices

@@ -184,7 +184,7 @@ def _gathers(run: _Run, row: Row) -> int:
 
 
 def _orders(plan: Plan, pp: int, orders: Orders | None) -> Orders:
-    if plan.pp == 1:
+    if plan.stages == 1:
         return {0: "FB" * plan.microbatches}
     own = stages_of(pp, plan.pp, plan.stages, plan.schedule)
     if plan.zero == 3 and (orders is None or set(orders) != set(own)):

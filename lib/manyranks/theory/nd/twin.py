@@ -44,8 +44,7 @@ def twin(shape: ModelShape, plan: Plan, ranks: int = 16) -> Twin:
     of these, one, or a copy. Of experts there are 4 a rank, and they are whole on every tensor-parallel rank.
     Raises ValueError where an axis would be left with 1 rank, and where plan and shape do not fit.
     """
-    checks.is_shape(shape)
-    checks.is_plan(plan)
+    checks.kinds(shape=shape, plan=plan)
     checks.whole(ranks=ranks)
     plan.check(shape)
     if plan.ep > 1 and plan.dp * plan.cp == 1:

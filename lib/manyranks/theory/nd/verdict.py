@@ -18,9 +18,7 @@ def check(shape: ModelShape, plan: Plan, cluster: Cluster, across_nodes: bool = 
 
     across_nodes: allows the last: it is slow, not impossible.
     """
-    checks.is_shape(shape)
-    checks.is_plan(plan)
-    checks.is_cluster(cluster)
+    checks.kinds(shape=shape, plan=plan, cluster=cluster)
     plan.check(shape, cluster.gpus)
     room, peak = cluster.accelerator.memory, memory.peak(shape, plan)
     if peak.total > room:
