@@ -138,8 +138,7 @@ def test_the_script_runs_under_torchrun():
         "--nproc-per-node",
         "2",
         STEPS[-1],
-        "--steps",
-        "1",
+        *["--steps", "1", "--pp", "2", "--micro", "3"],
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "step 0: loss 5.5" in done.stdout, done.stderr

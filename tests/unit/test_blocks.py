@@ -53,6 +53,8 @@ def test_flash_attention_moves_an_order_less_than_scores_in_memory():
     both = blocks.attention_bytes(sizes) + blocks.attention_backward_bytes(sizes)
     assert 3e9 < both < 8e9
     assert blocks.standard_attention_bytes(sizes) > 8e9  # forward only
+    one, scores = Attention(1, 1, 1, 256, 256, 64), 256 * 256
+    assert blocks.standard_attention_bytes(one) == 2 * (7 * 256 * 64 + 4 * scores)  # in tiles of 128: Q, K and V twice, O
 
 
 def test_a_causal_mask_halves_what_long_sequences_read():

@@ -40,6 +40,11 @@ def test_the_steps_since_the_last_checkpoint_are_drawn_as_lost_and_again(every, 
     assert ("checkpoint" in names) == (fails >= every)
 
 
+def test_all_ranks_but_the_dead_one_wait_for_it():
+    names = [patch.get_gid() or "" for patch in show.failures.standstill().axes[0].patches]
+    assert [name for name in names if "waits" in name] == [f"rank {rank} waits for rank 2" for rank in (0, 1, 3)]
+
+
 def test_the_slowest_rank_is_named_also_where_another_was_slower_once():
     seconds = np.ones((300, 20))
     seconds[7, 3], seconds[211] = 9.0, 1.1

@@ -27,9 +27,9 @@ def test_a_chip_has_as_many_processors_as_it_has():
 def test_sectors_are_filled_where_lanes_go():
     figure = show.kernels.warps({"every other": [8 * lane for lane in range(32)]})
     assert filled(figure, "sector") == list(range(8))
-    figure = show.kernels.warps({"masked, across a border": [*[None] * 30, 30, 60]})
+    figure = show.kernels.warps({"masked, across a border": [*[None] * 30, 0, 30]})
     assert filled(figure, "lane") == [30, 31]
-    assert filled(figure, "sector") == [0, 1]  # 30 to 33 lies in both, 60 to 63 in the second
+    assert filled(figure, "sector") == [0, 1]  # 0 to 3 lies in the first, 30 to 33 in both
     assert filled(show.kernels.warps({"far": [4096 * lane for lane in range(32)]}), "sector") == [
         0
     ]  # the rest lies further right

@@ -100,7 +100,7 @@ def _searched(p: int, m: int, times: Times, placement: tuple[int, ...], cap: int
 def greedy(
     m: int, times: Times, placement: tuple[int, ...], cap: int, patience: tuple[float, ...]
 ) -> Result:
-    """What comes of so much patience of each rank, and room for so many activations."""
+    """Schedules with so much patience on each rank, and room for so many activations."""
     ranks = [_Rank(m, times, placement, cap, *one) for one in enumerate(patience)]
     events = [(0.0, r) for r in range(len(ranks))]
     while events:

@@ -5,10 +5,12 @@
     from rank 3     stage 3  ←  stage 2  ←  stage 1  ←  stage 0
 
 So rank r has stages r and p − 1 − r, and every stage is there twice. Each copy sees half of
-the micro-batches, and at the end of a step the ranks of the two add up its gradients. In
-return a rank always has a forward of one direction to do beside a backward of the other:
-while one waits for its messages, the other computes. Ranks r and p − 1 − r do the same
-things at the same time, each for its own end.
+the micro-batches, and at the end of a step its two ranks add up their gradients (split.Tied
+does). In return a rank always has a forward of one direction to do beside a backward of the
+other: while one waits for its messages, the other computes. A GPU runs the two on streams
+of its own. Our ranks compute them one after the other, but both have come before, and both
+leave after; Times(pair=0.75) says what the two together take, on the clock and on paced
+ranks. Ranks r and p − 1 − r do the same things at the same time, each for its own end.
 
     schedule = dualpipe(4, 10)
     stages = split(model, 4)
@@ -35,7 +37,7 @@ from manyranks.parallel.pipeline.schedules import (
 
 @dataclass(frozen=True)
 class BothWays(Schedule):
-    """A schedule in which rank r has stages r and p − 1 − r.
+    """Stages r and p − 1 − r on rank r.
 
     placement: of the first half of the micro-batches, which enter at rank 0. Where m is
     odd, the first half has one more. The others enter at rank p − 1.

@@ -57,7 +57,8 @@ class Pipeline:
     """The stages of this rank, trained together with those of the other ranks.
 
     stages: this rank's modules by stage number, each from one tensor to one tensor; where
-    they come from split(), gradients of the parameters that several share are added up.
+    they come from split(), gradients of the parameters that several share are added up; so
+    are those of a stage's copies.
     schedule: any; it is verified. group: the ranks of the schedule, None for all.
     loss: from the last stage's output and the targets to a scalar, a mean over them.
     pace: called with each Action or Pair, gives a context manager that it computes in.
@@ -107,7 +108,8 @@ class Pipeline:
         dimension is cut into m micro-batches whose sizes differ by one at most; gradients
         are those of the mean over the batch. All batches have the same shapes.
         Returns, on the last stage's rank, each micro-batch's share of the loss: their sum
-        is the loss of the batch. Raises ValueError for a batch that is smaller than m.
+        is the loss of the batch. (In DualPipe both ends have some.) Raises ValueError for a
+        batch that is smaller than m.
         """
         step = _Step(self, inputs, targets)
         if not self._agreed:
@@ -122,7 +124,7 @@ class Pipeline:
         return step.shares()
 
     def tie(self) -> None:
-        """Gradients of parameters that several stages share become the sum of the ranks'.
+        """Sums gradients of what several stages share, or several ranks' copies of a stage.
 
         Once a step, which does it unless ties=False. Of means over the same ranks, the sums
         are the same to the last bit, however each rank has made its means.
@@ -219,7 +221,7 @@ class _Step:
             self.mail.give(message, made)
 
     def shares(self) -> Tensor | None:
-        """Of the loss, each micro-batch's; None where the last stage is not here."""
+        """Each micro-batch's share of the loss; None where none has ended here."""
         losses = [loss for _, loss in sorted(self.losses.items())]
         return torch.stack(losses) if losses else None
 

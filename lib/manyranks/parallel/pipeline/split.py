@@ -213,7 +213,7 @@ class Tied:
                 grad.copy_(total.view_as(grad))
 
     def _swapped(self, own: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
-        """What each of the ranks has, of which this is one."""
+        """The rows of all these ranks, in their order."""
         rank = self._everyone.place
         parts = {r: own if r == rank else torch.empty_like(own) for r in ranks}
         others = [r for r in ranks if r != rank]
