@@ -297,7 +297,7 @@ def test_what_dualpipe_s_pairs_hide_shortens_its_bubble_as_the_report_s_formula_
         assert found == pytest.approx(closed) if p <= 4 else found < closed
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 8), (4, 10), (8, 17)])
+@pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 3), (4, 8), (4, 10), (8, 17), (16, 60)])
 def test_of_two_mirrored_ranks_of_dualpipe_one_does_what_the_other_does_at_the_same_time(p, m):
     timeline, schedule = replayed(dualpipe(p, 2 * m), bytes=1), dualpipe(p, 2 * m)
     for rank in range(p // 2):
@@ -308,4 +308,5 @@ def test_of_two_mirrored_ranks_of_dualpipe_one_does_what_the_other_does_at_the_s
         if m >= p:  # how often it does what, on its own stage and on the other
             often = Counter(("pairs", a.forward.stage) if isinstance(a, Pair) else a[:2] for a in schedule.ranks[rank])
             closed = theory.dualpipe_actions(p, 2 * m, rank)._asdict()
+            assert closed == theory.dualpipe_actions(p, 2 * m, p - 1 - rank)._asdict()
             assert closed == {what: (often[what, rank], often[what, p - 1 - rank]) for what in closed}
