@@ -89,19 +89,6 @@ def test_a_table_can_run_and_has_the_published_bubble_and_memory_on_every_rank(n
                 assert list(seconds) == sorted(seconds)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("p", "m"), [(4, 1), (4, 3), (8, 5)])
-def test_a_table_for_few_micro_batches_is_a_longer_one_without_the_rest(name, p, m):
-    """What makes any m possible: a micro-batch needs no other one, so without some the order holds."""
-    few, many = make(name, p, m, 2), make(name, p, 2 * p, 2)
-    for rank in range(p):
-        kept = [action for action in many.actions(rank) if action.microbatch < m]
-        if name in ("gpipe", "interleaved", "zb-v", "dualpipe-v", "1f1b", "naive"):
-            assert list(few.actions(rank)) == kept
-        else:  # their weight gradients are no later than they have to be
-            assert [a for a in few.actions(rank) if a.kind != "W"] == [a for a in kept if a.kind != "W"]
-
-
 def test_tables_as_in_the_papers_figures():
     assert letters(schedules.one_f_one_b(4, 8), 0) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7"
     assert letters(schedules.one_f_one_b(4, 8), 3) == "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7"
