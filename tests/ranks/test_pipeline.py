@@ -361,9 +361,9 @@ def test_torch_s_own_tables_are_executed(sizes, name):
     assert worst(sizes[2].run(trained, torch_schedule(name, 2, 6), 6, steps=1)) < 1e-12
 
 
-@pytest.mark.parametrize("name", matrix([name for name in SCHEDULES if name != "dualpipe"], SOME))
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "dualpipe"])
 def test_torch_s_runtime_executes_our_tables_with_the_same_gradients(sizes, name, tmp_path):
-    schedule, file = SCHEDULES[name](2, 6), tmp_path / "schedule.csv"
+    schedule, file = SCHEDULES[name](3, 6), tmp_path / "schedule.csv"
     file.write_text("\n".join(map(",".join, cells(schedule))), newline="")
 
     def both():
@@ -382,7 +382,7 @@ def test_torch_s_runtime_executes_our_tables_with_the_same_gradients(sizes, name
         assert losses is None or (losses - torch.stack(their_losses) / 6).abs().max() < 1e-12
         return gap(model, theirs, stages)
 
-    assert max(sizes[2].run(both)) < 1e-12
+    assert max(sizes[3].run(both)) < 1e-12
 
 
 # Held to a set duration.

@@ -18,7 +18,7 @@ from manyranks.theory import pipeline as theory
 from manyranks.timeline import replay
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE
 
-NAMES = {
+ALL = {
     "naive": schedules.naive,
     "gpipe": schedules.gpipe,
     "1f1b": schedules.one_f_one_b,
@@ -27,19 +27,14 @@ NAMES = {
     "zb-h2": schedules.zb_h2,
     "zb-v": schedules.zb_v,
     "dualpipe-v": schedules.dualpipe_v,
+    "dualpipe": dualpipe,
 }
 
-
-ALL = NAMES | {"dualpipe": dualpipe}
 CASES = [(name, p) for name, p in product(ALL, (1, 2, 3, 4, 8)) if name != "dualpipe" or p % 2 == 0]
 
 
 def make(name, p, m, v=1):
     return ALL[name](p, m, v) if name == "interleaved" else ALL[name](p, m)
-
-
-def stages_a_rank(schedule):
-    return schedule.stages // len(schedule.ranks)
 
 
 def replayed(schedule, times=None, bytes=0):
@@ -72,7 +67,7 @@ def test_a_table_can_run_and_has_the_published_bubble_and_memory_on_every_rank(n
         for rank, part, stage in product(range(p), "FIW", range(schedule.stages)):
             taken = [a.microbatch for a in schedule.actions(rank) if a.stage == stage and part in PARTS[a.kind]]
             assert taken == [i for i in range(m) if schedule.rank_of(stage, i) == rank]
-        each, enough = stages_a_rank(schedule), m >= theory.fewest(name, p)
+        each, enough = schedule.stages // p, m >= theory.fewest(name, p)
         published = [each * theory.in_flight(name, p, m, v, rank) for rank in range(p)]
         assert list(of) == pytest.approx(published) if enough else all(map(float.__le__, map(float, of), published))
         for F, I, W in EQUAL if name.startswith(("zb", "dual")) else EQUAL + UNEQUAL:  # noqa: E741
@@ -260,18 +255,6 @@ def test_pytorch_s_tables_can_run_and_those_that_have_a_twin_here_are_the_same(n
     else:  # their cool-down takes weight gradients by stage, ours the oldest
         tables = [[[a for a in table.actions(r) if a.kind != "W"] for r in range(p)] for table in (theirs, twin(p, m))]
         assert tables[0] == tables[1]
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", NAMES)
-def test_pytorch_s_runtime_loads_every_table_and_finds_the_messages(name, p, tmp_path):
-    file = tmp_path / "schedule.csv"
-    for m in (1, p, 2 * p + 1):
-        schedule = make(name, p, m, 2)
-        file.write_text("\n".join(map(",".join, cells(schedule))), newline="")
-        runtime = torch_schedules._PipelineScheduleRuntime(local_stages(schedule.placement), m)
-        runtime._load_csv(str(file))
-        assert runtime.stage_index_to_group_rank == dict(enumerate(schedule.placement))
 
 
 # DualPipe: each stage twice, the micro-batches from both ends
