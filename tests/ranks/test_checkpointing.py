@@ -1,7 +1,6 @@
 """parallel.checkpointing on ranks: nothing else changes under data parallelism, ZeRO and FSDP; shared checkpoints."""
 
-import functools
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 
 import pytest
@@ -14,13 +13,8 @@ from torch.utils import checkpoint as theirs
 import manyranks as mr
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.checkpoint_plan import run_plan
-from manyranks.parallel.checkpointing import (
-    checkpoint,
-    checkpoint_modules,
-    checkpoint_segments,
-    partitioned_checkpoint,
-    selective_checkpoint,
-)
+from manyranks.parallel.checkpointing import checkpoint, checkpoint_modules, checkpoint_segments, partitioned_checkpoint
+from manyranks.parallel.checkpointing import selective_checkpoint as selective
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.recompute_policy import products
@@ -65,13 +59,13 @@ def layers(run):
 
 
 def each(how):
-    return lambda layers, x: functools.reduce(lambda x, layer: how(layer, x), layers, x)
+    return lambda layers, x: reduce(lambda x, layer: how(layer, x), layers, x)
 
 
 WAYS = {
     "every layer": modules(Layer),
-    "products kept": modules(Layer, how=partial(selective_checkpoint, products)),
-    "all but random operators kept": modules(Layer, how=partial(selective_checkpoint, lambda operator: True)),
+    "products kept": modules(Layer, how=partial(selective, products)),
+    "all but random operators kept": modules(Layer, how=partial(selective, lambda operator: True)),
     "attention's core": modules(CausalAttention),
     "checkpoints in each other": modules(Layer, CausalAttention),
     "the whole model": modules(GPT),

@@ -116,13 +116,11 @@ def test_without_gradients_it_is_an_ordinary_call():
         return x * 2
 
     with torch.no_grad():
-        assert not checkpoint(function, x).requires_grad
-        assert not run_plan([], [function], x).requires_grad
-    checkpoint(function, x.detach())
-    assert checkpoint(lambda x: x.detach(), x).requires_grad is False
+        assert not any(run(x).requires_grad for run in (partial(checkpoint, function), partial(run_plan, [], [function])))
+    assert not checkpoint(lambda x: function(x).detach(), x).requires_grad
     assert calls == [False, False, True]
     checkpoint(function, x).sum().backward()
-    assert calls == [False, False, True, True, True]
+    assert calls[3:] == [True, True]
 
 
 def test_a_segment_is_a_layer_longer_at_most_the_longer_ones_first():

@@ -61,19 +61,22 @@ def test_small_tensors_and_parameters_stay():
     assert memory.events == []
 
 
-def twice(gpt):
+def twice():
+    gpt = training.GPT(CONFIG)
     offload_modules(gpt, is_layer, HostMemory())
     loss = gpt(torch.arange(64).view(2, 32)).sum()
     loss.backward(retain_graph=True)
     loss.backward()
 
 
+def chosen(*kinds):
+    offload_modules(training.GPT(CONFIG), lambda module: isinstance(module, kinds), HostMemory())
+
+
 REFUSED = {
-    "nothing to offload": lambda: offload_modules(training.GPT(CONFIG), lambda module: False, HostMemory()),
-    "'layers.0.mlp' lies in another": lambda: offload_modules(
-        training.GPT(CONFIG), lambda m: is_layer(m) or isinstance(m, training.gpt.MLP), HostMemory()
-    ),
-    "without retain_graph": lambda: twice(training.GPT(CONFIG)),
+    "nothing to offload": chosen,
+    "'layers.0.mlp' lies in another": lambda: chosen(training.gpt.Layer, training.gpt.MLP),
+    "without retain_graph": twice,
     "layers as Llama's": lambda: offloading.groups(theory.models["mixtral-8x7b"], PLAN, H100),
     "recompute='none'": lambda: offloading.groups(LLAMA, theory.Plan(seq=8192, recompute="full"), H100),
     "must stay": lambda: offloading.best(FOUND, UNIT / 2, SECONDS, 0),
