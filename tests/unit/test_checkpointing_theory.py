@@ -200,11 +200,3 @@ def test_norms_keep_a_number_or_two_a_token(norm, numbers):
     shape = replace(theory.models["megatron-22b"], norm=norm)
     assert checkpointing.statistics(shape, Plan(seq=64, microbatch=3)) == 2 * numbers * 4 * 64 * 3
     assert checkpointing.statistics(shape, Plan(seq=64, tp=8), itemsize=2) == 2 * numbers * 2 * 8
-
-
-def test_full_recomputation_adds_a_third_of_the_layers_flops():
-    shape = theory.models["megatron-175b"]
-    share = checkpointing.extra_share(shape, 2048, "full")
-    parts = flops.forward(shape, 2048)
-    assert share == pytest.approx(parts.layers / (3 * (parts.layers + parts.head)))
-    assert checkpointing.extra_share(shape, 2048, "none") == 0
