@@ -244,7 +244,7 @@ def test_a_layer_s_picture_has_a_bar_for_each_module():
 
 def test_a_plan_is_letters_from_left_to_right_what_is_kept_and_stored_until_its_backward_and_what_is_held():
     plan, chain = checkpointing.segments(4, 2), [Layer(1, 2, 2 * 10**6, 34 * 10**6)] * 4
-    figure, outcome = picture(plan, chain, gradient=10**6), run(chain, plan, 10**6)
+    figure, outcome = picture(plan, chain), run(chain, plan)
     axes, below = figure.axes
     texts = sorted(axes.texts, key=lambda text: text.get_position()[0])
     assert "".join(text.get_text() for text in texts) == "FFFFRRBBRRBB"
