@@ -5,12 +5,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.program import Times, program
-from manyranks.parallel.pipeline.verify import peaks
 from manyranks.theory import memory, pipeline, published, stages
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.plan import SCHEDULES, Plan
@@ -18,29 +15,6 @@ from manyranks.timeline import replay
 
 LLAMA = ModelShape("llama", 8, 32, 80, 8, 96, kv_heads=4)
 GPT = ModelShape("gpt", 4, 32, 128, 4, 96, gated=False, norm="layernorm", bias=True, dropout=True, positions=64, tied=True)
-
-MAKE = {"naive": schedules.naive, "gpipe": schedules.gpipe, "1f1b": schedules.one_f_one_b, "interleaved": schedules.interleaved}
-
-
-@st.composite
-def pipelines(draw):
-    name, p = draw(st.sampled_from(sorted(MAKE))), draw(st.integers(1, 6))
-    v = draw(st.integers(1, 4)) if name == "interleaved" else 1
-    m = p * draw(st.integers(1, 3)) if v > 1 else draw(st.integers(1, 14))
-    return name, p, m, v, MAKE[name](p, m, v) if name == "interleaved" else MAKE[name](p, m)
-
-
-@settings(deadline=None, max_examples=250)
-@given(pipelines(), st.sampled_from([(1, 1), (1, 2), (3, 5), (2, 1), (1, 7)]))
-def test_bubble_and_micro_batches_in_flight_are_those_of_the_schedule_for_any_times(case, times):
-    (name, p, m, v, schedule), (F, B) = case, times
-    waits = replay(program(schedule), Times(F / v, B / 2 / v, B / 2 / v)).makespan - m * (F + B)
-    assert pipeline.bubble(name, p, m, v, F, B, W=B / 2) == pytest.approx(waits)
-    assert pipeline.bubble_of_ideal(name, p, m, v, F, B, W=B / 2) == pytest.approx(waits / (m * (F + B)))
-    assert pipeline.bubble_of_whole(name, p, m, v, F, B, W=B / 2) == pytest.approx(waits / (m * (F + B) + waits))
-    assert [v * pipeline.in_flight(name, p, m, v, rank) for rank in range(p)] == pytest.approx(list(peaks(schedule)))
-    both = (pipeline.bubble(each, p, p * m, v, F, B, W=B / 2) for each in ("gpipe", "1f1b"))  # also with several stages a rank
-    assert len(set(both)) == 1
 
 
 @pytest.mark.parametrize("backward", [1.5, 2.0, 3.0])
@@ -58,12 +32,7 @@ def test_interleaved_is_1f1b_with_several_stages_a_rank(v):
     for rank in range(4):
         both = {pipeline.in_flight(schedule, 4, 8, v, rank) for schedule in ("1f1b", "interleaved")}
         assert len(both) == 1
-    assert pipeline.bubble("1f1b", 4, 8, v) == pipeline.bubble("interleaved", 4, 8, v) == 9 / v
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_one_rank_waits_for_nobody(schedule):
-    assert pipeline.bubble(schedule, 1, 4, F=1.0, B=3.0, W=0.5) == 0
+    assert [pipeline.bubble(schedule, 4, 8, v) for schedule in ("gpipe", "1f1b", "interleaved")] == 3 * [9 / v]
 
 
 # What ranks hold under a schedule
@@ -158,11 +127,6 @@ def test_dualpipe_s_table(schedule, row, F, B, W, PP):
     assert each * Fraction(pipeline.in_flight(schedule, int(p), 2 * PP)) == value(printed["activation_relative"], PP=PP)
 
 
-def test_the_zero_bubble_schedules_have_none_where_forward_and_both_gradients_take_as_long():
-    assert [pipeline.bubble(schedule, 8, 24, F=1, B=2, W=1) for schedule in ("zb-h2", "zb-v")] == [0, 0]
-    assert pipeline.bubble("zb-h1", 8, 24, F=1, B=2, W=1) == pipeline.bubble("1f1b", 8, 24, F=1, B=2, W=1) / 3
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_no_bubble_is_negative_and_none_holds_more_than_all_micro_batches(schedule, p):
@@ -193,23 +157,20 @@ def test_numbers_that_no_pipeline_has_are_refused(given, said):
             call(*given)
 
 
-@pytest.mark.parametrize(("schedule", "FB"), [("1f1b", 3.0), ("dualpipe", -1.0), ("dualpipe-v", float("nan"))])
-def test_a_pair_s_time_is_dualpipe_s_alone_and_not_negative(schedule, FB):
-    with pytest.raises(ValueError, match=rf"^FB={FB} with schedule='{schedule}': give 0 or more seconds, and to 'dualpipe'"):
-        pipeline.bubble(schedule, 4, 8, FB=FB)
+SECONDS = [(-1, 2, 1), (1, -2, 0), (1, 2, 3), (1, 2, -1), (0, 0, 0), (float("nan"), 2, 1)]
+PAIRS = [("1f1b", 3.0), ("dualpipe", -1.0), ("dualpipe-v", float("nan"))]
+FEWEST = [("zb-h1", 4), ("zb-h2", 7), ("zb-v", 8), ("dualpipe", 8), ("dualpipe-v", 8)]
+REFUSED = [("1f1b", 8, dict(zip("FBW", times, strict=True)), "F={}, B={}, W={}: ".format(*times)) for times in SECONDS]
+REFUSED += [
+    (name, 8, {"FB": FB}, f"FB={FB} with schedule={name!r}: give 0 or more seconds, and to 'dualpipe'") for name, FB in PAIRS
+]
+REFUSED += [(name, m - 1, {}, f"m={m - 1} micro-batches: the closed form of {name} holds from {m}") for name, m in FEWEST]
 
 
-@pytest.mark.parametrize(("F", "B", "W"), [(-1, 2, 1), (1, -2, 0), (1, 2, 3), (1, 2, -1), (0, 0, 0), (float("nan"), 2, 1)])
-def test_seconds_that_cannot_be_are_refused(F, B, W):
-    with pytest.raises(ValueError, match=f"^F={F}, B={B}, W={W}: "):
-        pipeline.bubble("1f1b", 4, 8, F=F, B=B, W=W)
-
-
-def test_too_few_micro_batches_for_a_closed_form_are_refused():
-    for schedule, least in (("zb-h1", 4), ("zb-h2", 7), ("zb-v", 8), ("dualpipe", 8), ("dualpipe-v", 8)):
-        pipeline.bubble(schedule, 4, least)
-        with pytest.raises(ValueError, match=f"^m={least - 1} micro-batches: the closed form of {schedule} holds from {least}"):
-            pipeline.bubble(schedule, 4, least - 1)
+@pytest.mark.parametrize(("schedule", "m", "seconds", "said"), REFUSED)
+def test_seconds_and_micro_batches_without_a_closed_form_are_refused(schedule, m, seconds, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        pipeline.bubble(schedule, 4, m, **seconds)
 
 
 @pytest.mark.parametrize("rank", [-1, 4])
