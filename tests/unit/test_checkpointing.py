@@ -50,7 +50,7 @@ RUNS = {
 
 
 def trained(run, layers, x, autocast):
-    """The result, the gradients of x and of the parameters, each of which arrived once and whole, and what's drawn next."""
+    """Returns the result, x's and the parameters' gradients, which arrive once and whole, and what's drawn next."""
     layers, x, arrived, hooked = copy.deepcopy(layers), x.clone().detach().requires_grad_(x.requires_grad), [], []
     parameters = [p for p in layers.parameters() if p.requires_grad]
     for parameter in parameters:
@@ -285,7 +285,7 @@ def selected():
 
 @pytest.mark.parametrize(("how", "torch_s"), [(checkpoint, {}), (select, {"context_fn": selected})])
 def test_a_step_s_peak_is_not_above_torch_s(how, torch_s):
-    """What a layer has kept goes while its backward computes, not when the whole backward is over."""
+    """A layer lets go while its backward computes, not when the whole backward is over."""
     peaks, tokens = [], torch.randint(32, (4, 32))
     for way in (how, partial(by_torch, **torch_s)):
         model = GPT(GPTConfig(layers=4, hidden=64, heads=4, seq=32, vocab=32, dropout=0.1))

@@ -207,10 +207,10 @@ def test_every_choice_and_preset_is_shown(opened):
         said = plot.update(**PAPER | change | {"seq": 8192})
         assert said.limit
         assert "nan" not in str(said)
-        front, *dots = (line.get_xydata() for line in lines)
+        best, *dots = (line.get_xydata() for line in lines)
         for ((x, y),) in dots:  # none is below the line of the optimal plans, which ends where everything is kept
-            assert front[front[:, 0] <= x * (1 + 1e-9), 1].min() <= y * (1 + 1e-9)
-        assert front[-1] == pytest.approx(dots[0][0])
+            assert best[best[:, 0] <= x * (1 + 1e-9), 1].min() <= y * (1 + 1e-9)
+        assert best[-1] == pytest.approx(dots[0][0])
     held = {"16 segments": "6.85", "optimal": "30.2", "pipeline": "6.71", "long sequence": "47.4", "2022": "31.9"}
     for name, size in held.items():
         assert f"activations {size} of 32 GB" in opened.preset(name).status
@@ -229,7 +229,7 @@ def test_a_step_s_picture_says_what_is_held_and_when_layers_run():
         assert heights[:48] == pytest.approx([kept * k for k in range(1, 49)])
         assert heights[49:] == pytest.approx([kept * k + waits for k in range(48, 0, -1)])
         assert held["activations"].baseline == pytest.approx(sum(memory.model_states(shape, plan)))
-    shown = [[(text.get_text()) for text in axes.texts] for axes in again(2).axes]
+    shown = [[text.get_text() for text in axes.texts] for axes in again(2).axes]
     assert shown == [["f0", "f1", "b1", "b0"], ["f0", "f1", "r1", "b1", "r0", "b0"]]
     spans = [[(box.get_x(), box.get_width()) for c in axes.containers[1:] for box in c] for axes in again(2).axes]
     assert spans[1] == [(0, 1), (1, 1), (2, 1), (3, 2), (5, 1), (6, 2)]

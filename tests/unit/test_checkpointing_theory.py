@@ -50,7 +50,7 @@ def test_the_best_number_of_segments_is_about_the_root_of_n_times_the_layer_s_sh
 
 
 def steps(text: str) -> list[Action]:
-    """Of "keep 1, backward 1" the plan."""
+    """Reads a plan, such as "keep 1, backward 1"."""
     return [Action(kind, int(layer)) for kind, layer in map(str.split, text.split(","))]
 
 
