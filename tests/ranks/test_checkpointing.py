@@ -1,7 +1,7 @@
 """parallel.checkpointing on ranks: nothing else changes under data parallelism, ZeRO and FSDP; shared checkpoints."""
 
-import copy
-from functools import partial
+from functools import partial, reduce
+from itertools import product
 
 import pytest
 import torch
@@ -13,13 +13,8 @@ from torch.utils import checkpoint as theirs
 import manyranks as mr
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.checkpoint_plan import run_plan
-from manyranks.parallel.checkpointing import (
-    checkpoint,
-    checkpoint_modules,
-    checkpoint_segments,
-    partitioned_checkpoint,
-    selective_checkpoint,
-)
+from manyranks.parallel.checkpointing import checkpoint, checkpoint_modules, checkpoint_segments, partitioned_checkpoint
+from manyranks.parallel.checkpointing import selective_checkpoint as selective
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.recompute_policy import products
@@ -29,58 +24,55 @@ from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, CausalAttention, Layer, loss
 from tests.conftest import matrix
 
-CONFIG = GPTConfig(layers=2, hidden=16, heads=4, seq=8, vocab=32, dropout=0.2, style="gpt2")
+pytestmark = pytest.mark.parametrize("shared_worlds", matrix([1, 3, 4], [3]), indirect=True, scope="module")
+SIZES = {"layers": 2, "hidden": 16, "heads": 4, "seq": 8, "vocab": 32}
 
 
-# Ways to checkpoint a GPT from outside. Each changes the model in place.
+def tied():
+    """A GPT of one layer twice, whose head is the embedding."""
+    model = GPT(GPTConfig(**SIZES, style="gpt2", dropout=0.2, tied=True))
+    model.layers[1] = model.layers[0]
+    return model
 
 
-def plain(model):
-    pass
+MODELS = {
+    "gpt2": lambda: GPT(GPTConfig(**SIZES, style="gpt2", dropout=0.2, tied=False)),
+    "llama": lambda: GPT(GPTConfig(**SIZES, style="llama", tied=False)),
+    "tied": tied,
+}
 
 
-def every_layer(model, how=checkpoint):
-    checkpoint_modules(model, lambda module: isinstance(module, Layer), how)
+# Ways to checkpoint a model from outside. Each changes it in place.
 
 
-def cores(model):
-    checkpoint_modules(model, lambda module: isinstance(module, CausalAttention))
+def modules(*kinds, how=checkpoint):
+    return lambda model: checkpoint_modules(model, lambda module: isinstance(module, kinds), how)
 
 
-def around(model, how=checkpoint):
-    """The hooks of modules run inside the checkpoint, and in backward again."""
+def layers(run):
+    """Between embedding and head, so that the hooks of modules run inside the checkpoint, and in backward again."""
 
-    def forward(tokens):
-        x = model.embedding(tokens)
-        for layer in model.layers:
-            x = how(layer, x)
-        return model.head(x)
+    def change(model):
+        model.forward = lambda tokens: model.head(run(model.layers, model.embedding(tokens)))
 
-    model.forward = forward
+    return change
 
 
-def in_segments(model):
-    model.forward = lambda tokens: model.head(checkpoint_segments(model.layers, model.embedding(tokens), 2))
-
-
-def by_plan(model):
-    plan = checkpointing.nearest(len(model.layers), 1)
-    model.forward = lambda tokens: model.head(run_plan(plan, model.layers, model.embedding(tokens)))
-
-
-def as_a_whole(model):
-    model.forward = partial(checkpoint, model.forward)
+def each(how):
+    return lambda layers, x: reduce(lambda x, layer: how(layer, x), layers, x)
 
 
 WAYS = {
-    "every layer": every_layer,
-    "products kept": partial(every_layer, how=partial(selective_checkpoint, products)),
-    "attention's core": cores,
-    "around the modules": around,
-    "segments": in_segments,
-    "a plan": by_plan,
-    "the whole model": as_a_whole,
-    "torch's": partial(around, how=partial(theirs.checkpoint, use_reentrant=False)),
+    "every layer": modules(Layer),
+    "products kept": modules(Layer, how=partial(selective, products)),
+    "all but random operators kept": modules(Layer, how=partial(selective, lambda operator: True)),
+    "attention's core": modules(CausalAttention),
+    "checkpoints in each other": modules(Layer, CausalAttention),
+    "the whole model": modules(GPT),
+    "around the modules": layers(each(checkpoint)),
+    "segments": layers(lambda layers, x: checkpoint_segments(layers, x, 2)),
+    "a plan": layers(lambda layers, x: run_plan(checkpointing.nearest(2, 1), layers, x)),
+    "torch's": layers(each(partial(theirs.checkpoint, use_reentrant=False))),
 }
 
 
@@ -102,132 +94,79 @@ def second_stage(model):
 WRAPPERS = {"overlapped": overlapped, "zero 2": second_stage, "fsdp": sharded}
 
 
-def step(change, wrap, config=CONFIG):
+def step(model, way, wrap):
     """The gradients of a step, or of two, for the first is another one than those after it: what a rank prefetches it has seen.
 
     Each rank has tokens and dropout of its own.
     """
-    model, rank, steps = GPT(config), dist.get_rank(), 1 + (wrap is sharded)
-    change(model)
-    wrapped, finish, gradients = wrap(model)
+    torch.manual_seed(0)
+    model, rank, steps = MODELS[model](), dist.get_rank(), 1 + (wrap == "fsdp")
+    if way:
+        WAYS[way](model)
+    wrapped, finish, gradients = WRAPPERS[wrap](model)
     found = []
     for number in range(steps):
         for parameter in (*model.parameters(), *wrapped.parameters()):
             parameter.grad = None
         torch.manual_seed(100 * rank + number)
-        tokens = torch.randint(config.vocab, (2, config.seq))
+        tokens = torch.randint(32, (2, 8))
         loss(wrapped(tokens), tokens.roll(-1)).backward()
         finish()
         found += [grad.clone() for grad in gradients()]
     return found
 
 
-def differing(wrap):
+def differing(model, wrap):
     """The ways to checkpoint whose gradients are not those without, to the last bit."""
-    reference, wrong = step(plain, wrap), []
+    reference = step(model, None, wrap)
     assert reference
-    for name, change in WAYS.items():
-        ours = step(change, wrap)
-        if not all(torch.equal(a, b) for a, b in zip(ours, reference, strict=True)):
-            wrong.append(name)
-    return wrong
+    return [way for way in WAYS if not equal(step(model, way, wrap), reference)]
 
 
-@pytest.mark.parametrize("shared_worlds", matrix([1, 4], [4]), indirect=True, scope="module")
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.few(1)
-def test_every_rank_s_gradients_are_the_same_bit_for_bit(shared_worlds, wrapper):
-    assert shared_worlds.run(differing, WRAPPERS[wrapper]) == [[]] * shared_worlds.size
+def equal(ours, reference):
+    return all(torch.equal(a, b) for a, b in zip(ours, reference, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "ways"),
-    {
-        "overlapped": ("every layer", "a plan", "the whole model"),
-        "zero 2": ("segments",),
-        "fsdp": ("every layer", "around the modules"),
-    }.items(),
-)
-@pytest.mark.few(1)
-def test_checkpoints_send_nothing_more(shared_world, wrapper, ways):
-    wrap = WRAPPERS[wrapper]
-    reference = shared_world.measure(step, plain, wrap).payload_bytes
-    for way in ways:
-        assert shared_world.measure(step, WAYS[way], wrap).payload_bytes == reference, way
+@pytest.mark.parametrize(("model", "wrap"), matrix(product(MODELS, WRAPPERS), zip(MODELS, WRAPPERS, strict=True)))
+def test_every_rank_s_gradients_are_the_same_bit_for_bit(shared_worlds, model, wrap):
+    assert shared_worlds.run(differing, model, wrap) == [[]] * shared_worlds.size
 
 
-class Twice(nn.Module):
-    """One block twice, and a head that is the embedding."""
-
-    def __init__(self, call):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.block, self.call = nn.Embedding(8, 12), nn.Linear(12, 12), call
-        self.head = nn.Linear(12, 8, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, tokens):
-        x = self.call(self.embedding, tokens)
-        for _ in range(2):
-            x = self.call(lambda x: torch.tanh(self.block(x)), x)
-        return self.call(self.head, x)
+SENT = {"overlapped": ("every layer", "a plan", "the whole model"), "zero 2": ("segments",)}
+SENT |= {"fsdp": ("every layer", "around the modules")}
 
 
-def directly(function, x):
-    return function(x)
-
-
-def shared_step(call, wrap):
-    model = Twice(call)
-    wrapped, finish, gradients = wrap(model)
-    torch.manual_seed(dist.get_rank())
-    tokens = torch.randint(8, (2, 5))
-    loss(wrapped(tokens), tokens.roll(-1)).backward()
-    finish()
-    return [grad.clone() for grad in gradients()]
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_tied_weights_and_a_block_of_two_checkpoints_add_up(shared_world, wrapper):
-    wrap = WRAPPERS[wrapper]
-    reference, ours = shared_world.measure(shared_step, directly, wrap), shared_world.measure(shared_step, checkpoint, wrap)
-    for mine, expected in zip(ours.results, reference.results, strict=True):
-        assert len(mine) == len(expected) > 0
-        assert all(torch.equal(a, b) for a, b in zip(mine, expected, strict=True))
-    if wrapper != "fsdp":  # which gathers a module's parameters each time that the module is called
-        assert ours.payload_bytes == reference.payload_bytes
+@pytest.mark.parametrize("wrap", matrix(SENT, ["overlapped"]))
+def test_checkpoints_send_nothing_more(shared_worlds, wrap):
+    plain, *others = (shared_worlds.measure(step, "gpt2", way, wrap).payload_bytes for way in (None, *SENT[wrap]))
+    assert others == [plain] * len(others)
 
 
 def with_pytorch_s(inside):
-    """A step of chain of layers that fully_shard shards, and the gradients without checkpoints."""
+    """Whether a step of layers that fully_shard shards has the gradients that it has without checkpoints."""
     found = []
     for how in (None, inside):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.2), nn.GELU()) for _ in range(3)))
-        for layer in model:
-            if how:
-                checkpoint_modules(layer, lambda module, layer=layer: module is layer)
-            fully_shard(layer)
-        fully_shard(model)
-        x = torch.randn(4, 5)
-        if inside is False:
-            model.forward = lambda x, layers=model: checkpoint_segments(layers, x, 3)
-        model(x).sum().backward()
+        if how:
+            checkpoint_modules(model, lambda module, layers=tuple(model): module in layers)
+        for module in (*model, model):
+            fully_shard(module)
+        if how is False:
+            model.forward = partial(checkpoint_segments, tuple(model), count=3)
+        model(torch.randn(4, 5)).sum().backward()
         found.append([p.grad.full_tensor() for p in model.parameters()])
-    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    return equal(*found)
 
 
-def test_what_pytorch_s_fully_shard_shards_is_checkpointed_inside_or_refused(shared_world):
-    assert shared_world.run(with_pytorch_s, True) == [True] * 3
+def test_what_pytorch_s_fully_shard_shards_is_checkpointed_inside_or_refused(shared_worlds):
+    assert shared_worlds.run(with_pytorch_s, True) == [True] * shared_worlds.size
     with pytest.raises(mr.RankFailed, match="calls a module that fully_shard has sharded"):
-        shared_world.run(with_pytorch_s, False)
-
-
-# Checkpoints that a group shares
+        shared_worlds.run(with_pytorch_s, False)
 
 
 def shared_checkpoint(elements: int):
-    """The bytes that a rank saves of a tensor that all have, and gradients with and without sharing."""
+    """Whether a rank saves its share of a tensor that all have, and has the gradients that it has alone."""
     torch.manual_seed(0)
     n, layer = dist.get_world_size(), nn.Sequential(nn.Linear(elements, 5), nn.Dropout(0.3), nn.GELU(), nn.Linear(5, elements))
     x, mask = torch.randn(elements, requires_grad=True), torch.ones(elements, dtype=torch.bool)
@@ -241,8 +180,7 @@ def shared_checkpoint(elements: int):
 
     share = partial(partitioned_checkpoint, None)
     saved = saved_bytes(share, masked, x, mask, parameters=layer.parameters())
-    same = all(torch.equal(a, b) for a, b in zip(gradients(share), gradients(checkpoint), strict=True))
-    return saved == 4 * -(-elements // n) + elements, same  # and the mask, whole
+    return saved == 4 * -(-elements // n) + elements, equal(gradients(share), gradients(checkpoint))  # and the mask, whole
 
 
 @pytest.mark.parametrize("elements", [24, 7, 1])
@@ -251,22 +189,3 @@ def test_each_rank_keeps_its_share_of_a_checkpoint(shared_worlds, elements):
     assert measured.results == [(True, True)] * n
     for calls in measured.calls.values():
         assert [(call.op, call.bytes) for call in calls] == [("all_gather", 4 * -(-elements // n))]
-
-
-def shared_layers(config):
-    """Layers whose input all ranks have: gradients with shared checkpoints, with own ones, and without."""
-    found, model = [], GPT(config)
-    torch.manual_seed(0)
-    tokens = torch.randint(config.vocab, (2, config.seq))
-    for how in (None, checkpoint, partial(partitioned_checkpoint, None)):
-        changed = copy.deepcopy(model)
-        if how:
-            every_layer(changed, how)
-        torch.manual_seed(1)
-        loss(changed(tokens), tokens.roll(-1)).backward()
-        found.append([p.grad for p in changed.parameters()])
-    return [all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True)) for other in found[1:]]
-
-
-def test_a_model_of_shared_checkpoints_has_the_same_gradients(shared_world):
-    assert shared_world.run(shared_layers, CONFIG) == [[True, True]] * 3

@@ -55,7 +55,8 @@ def test_each_step_of_the_script_is_one_process_and_sends_the_bytes_of_theory(n,
             two, three = (world.measure(weights, path, steps) for steps in (2, 3))
             gap = max((found[name] - alone[name]).abs().max().item() for found in three.results for name in alone)
             assert gap < 1e-9, path.stem
-            sent = [three.payload_bytes[rank] - two.payload_bytes[rank] - total[rank] for rank in range(n)]
+            scalars = 1 + (path in STEPS[4:])  # the loss, and the gradient's norm
+            sent = [three.payload_bytes[rank] - two.payload_bytes[rank] - scalars * total[rank] for rank in range(n)]
             if path.stem == "02_data_parallel":
                 row = sum(w.numel() for w in alone.values())
                 assert sent == pytest.approx(
@@ -65,30 +66,92 @@ def test_each_step_of_the_script_is_one_process_and_sends_the_bytes_of_theory(n,
                 assert sent == [sharding.sent(units(alone), n, 3, 8, 8).total] * n
 
 
-def by_name(results: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """All stages' weights."""
-    return {name: tensor for found in results for name, tensor in found.items()}
+CUT = {"query": 0, "key": 0, "value": 0, "gate": 0, "up": 0, "output": 1, "down": 1}  # the dimension that ranks share
 
 
-@pytest.mark.parametrize(
-    ("n", "pp", "m"), matrix([(2, 2, 1), (4, 2, 3), (3, 3, 2), (4, 4, 5), (4, 4, 3), (2, 1, 3)], [(4, 2, 3)])
-)
-def test_stages_are_one_process_and_send_what_theory_says(n, pp, m, alone):
-    d = n // pp
-    shares = [len(share) for share in torch.empty(SIZES["batch"]).tensor_split(d)]
+def by_name(results: list[dict[str, torch.Tensor]], pp: int, tp: int) -> dict[str, torch.Tensor]:
+    """All stages' weights, whole; every data rank's must be the same."""
+    found: dict[str, torch.Tensor] = {}
+    for first in range(0, len(results), tp):
+        for name, tensor in results[first].items():
+            parts = [results[first + k][name] for k in range(tp)]
+            dim = CUT.get(name.split(".")[-2])
+            whole = tensor if dim is None else torch.cat(parts, dim)
+            assert all(dim is not None or torch.equal(tensor, part) for part in parts), name
+            assert torch.equal(found.setdefault(name, whole), whole), name
+    return found
+
+
+def sent_for(path: Path, own: dict[str, torch.Tensor], rank: int, n: int, pp: int, tp: int, m: int) -> int:
+    """Bytes that theory lets a rank send in a step."""
+    d = n // pp // tp
+    stage, place = rank // (n // pp), rank // tp % d
+    rows = len(torch.empty(SIZES["batch"]).tensor_split(d)[place])
+    tokens = rows * SIZES["seq"] * SIZES["hidden"] * 8
+    bytes_ = tokens // tp * ((stage < pp - 1) + (stage > 0))  # activations and their gradients
+    bytes_ += sharding.sent(units(own), d, 2 if m > 1 else 3, 8, 8).total
+    scalars = 1 + (path in STEPS[4:])  # the loss, and the gradient's norm
+    bytes_ += scalars * collectives.sent_bytes("all_reduce", 1, 8, n)[rank]
+    layers = len({name.split(".")[0] for name in own if "attention" in name})
+    bytes_ += 12 * layers * tokens * (tp - 1) // tp  # two pairs, forward, again and backward
+    uncut = [w.numel() for name, w in own.items() if name.split(".")[-2] not in CUT]
+    return bytes_ + sum(collectives.sent_bytes("all_reduce", size, 8, tp)[rank % tp] for size in uncut)
+
+
+PLANS = [
+    (2, 2, 1, 1),
+    (4, 2, 1, 3),
+    (3, 3, 1, 2),
+    (4, 4, 1, 5),
+    (4, 4, 1, 3),
+    (2, 1, 1, 3),
+    (2, 1, 2, 1),
+    (4, 2, 2, 3),
+    (4, 1, 2, 2),
+]
+
+
+@pytest.mark.parametrize(("n", "pp", "tp", "m"), matrix(PLANS, [(4, 2, 1, 3), (4, 2, 2, 3)]))
+def test_stages_and_split_layers_are_one_process_and_send_what_theory_says(n, pp, tp, m, alone):
     with mr.World(n) as world:
-        for path in STEPS[3:]:
-            two, three = (world.measure(weights, path, steps, pp=pp, micro=m) for steps in (2, 3))
-            found = by_name(three.results)
+        for path in STEPS[3 if tp == 1 else 4 :]:
+            plan = {"pp": pp, "micro": m} | ({"tp": tp} if path in STEPS[4:] else {})
+            two, three = (world.measure(weights, path, steps, **plan) for steps in (2, 3))
+            found = by_name(three.results, pp, tp)
             assert found.keys() == alone.keys()
             assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-9, path.stem
             for rank, own in enumerate(three.results):
-                stage, place = divmod(rank, d)
-                size = shares[place] * SIZES["seq"] * SIZES["hidden"] * 8
-                messages = size * ((stage < pp - 1) + (stage > 0))
-                sharded = sharding.sent(units(own), d, 2 if m > 1 else 3, 8, 8).total
-                total = collectives.sent_bytes("all_reduce", 1, 8, n)[rank]
-                assert three.payload_bytes[rank] - two.payload_bytes[rank] == messages + sharded + total
+                step = three.payload_bytes[rank] - two.payload_bytes[rank]
+                assert step == sent_for(path, own, rank, n, pp, tp, m), path.stem
+
+
+def clipped(path: Path, clip: float) -> dict[str, torch.Tensor]:
+    """The first script's weights if every gradient is clipped before the optimizer's step."""
+    step = torch.optim.AdamW.step
+
+    def clipping(optimizer):
+        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], clip)
+        return step(optimizer)
+
+    torch.optim.AdamW.step = clipping
+    try:
+        return weights(path)
+    finally:
+        torch.optim.AdamW.step = step
+
+
+def test_clipping_is_by_the_norm_over_all_axes():
+    with mr.World(1) as world:
+        alone = world.run(clipped, FIRST, 0.3)[0]
+    with mr.World(4) as world:
+        found = by_name(world.run(weights, STEPS[4], pp=2, tp=2, micro=2, clip=0.3), 2, 2)
+    assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-9
+
+
+@pytest.mark.parametrize(("tp", "sizes"), [(2, {"kv_heads": 1}), (2, {"seq": 25}), (2, {"ffn": 51})])
+def test_layers_that_ranks_cannot_split_are_refused(tp, sizes):
+    with mr.World(2) as world, pytest.raises(mr.RankFailed, match="tp=2: choose a divisor of heads, kv_heads, ffn and seq"):
+        world.run(weights, STEPS[4], 1, tp=tp, **sizes)
 
 
 @pytest.mark.parametrize(("pp", "m", "batch", "said"), [(1, 1, 1, "batch=1 on 2 ranks"), (1, 6, 11, "m=6: use at least 12")])

@@ -54,7 +54,7 @@ ANSWERS = {
     ),
     "04_checkpointing": (
         show.checkpointing,
-        "C = √(17 · 32) = 23; p = 4, and 4 in flight; 19 of the layers; 48 in all; 361; √(17 · 80) is 37",
+        "C = √(17 · 32) = 23; p = 4, and 4 in flight; 19 of the layers; 48 in all; 361",
         ("", {}, "C = 8 segments", "activations: 10.3 of 32 GB"),
         ("16 segments", {"count": 32}, "activations: 6.71 of 32 GB", "recomputed: 35.2% of FLOPs"),
         ("", {"count": 16}, "activations: 6.85 of 32 GB"),

@@ -88,16 +88,16 @@ def peaks(n: Sequence[int], expected: Curves, measured: Curves, ylabel: str, yun
 
 
 @style.styled
-def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), gradient: int = 0, yunit=units.size) -> style.Figure:
+def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), yunit=units.size) -> style.Figure:
     """A plan as a grid: a column for each action, a row for each layer; below it what is held, at each action's fullest moment.
 
-    chain, gradient: as for checkpointing.run; without a chain, all that a layer saves is its output, of size 1. yunit: size ->
-    text. Raises ValueError as run does, and for no layer or more than 16.
+    chain: as for checkpointing.run; without one, all that a layer saves is its output, of size 1. yunit: size -> text.
+    Raises ValueError as run does, and for no layer or more than 16.
     """
     n = max((action.layer for action in actions), default=0)
     if not 1 <= n <= 16:
         raise ValueError(f"a plan for {n} layers: give one for 1 to 16, as checkpointing.segments(9, 3)")
-    outcome = run(chain or [Layer(1, 2, 1, 1)] * n, actions, gradient)
+    outcome = run(chain or [Layer(1, 2, 1, 1)] * n, actions)
     held = [size for action, size in zip(actions, outcome.held, strict=True) if action.kind != STORE]
     fig, (grid, below) = style.figure(1, 2, 8.6, 2.6 + 0.24 * n, sharex=True, height_ratios=(max(n, 3), 5))
     _draw(grid, actions)

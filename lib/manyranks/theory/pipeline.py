@@ -50,7 +50,7 @@ def bubble(
         raise ValueError(f"FB={FB} with schedule={schedule!r}: give 0 or more seconds, and to 'dualpipe' or 'dualpipe-v' alone")
     if p > 1 and m < fewest(schedule, p):
         raise ValueError(f"m={m} micro-batches: the closed form of {schedule} holds from {fewest(schedule, p)} on p={p} ranks")
-    FB = F + B if FB is None else FB
+    pair, both = (F + B, F + 2 * B) if FB is None else (FB, FB + B)
     idle = {
         "naive": (p - 1) * m * (F + B),
         "gpipe": (p - 1) * (F + B) / v,
@@ -59,8 +59,8 @@ def bubble(
         "zb-h1": (p - 1) * (F + B - 2 * W),
         "zb-h2": (p - 1) * (F + B - 3 * W),
         "zb-v": (p - 1) * (F + B - 3 * W) / 2,
-        "dualpipe": (p / 2 - 1) * (FB + B - 3 * W) + (m % 2 and p > 1) * FB,
-        "dualpipe-v": (p - 1) * (FB + B - 3 * W) / 2,
+        "dualpipe": (p / 2 - 1) * (both - 3 * W) + (m % 2 and p > 1) * pair,
+        "dualpipe-v": (p - 1) * (both - 3 * W) / 2,
     }
     return max(0.0, idle[schedule])
 
