@@ -16,9 +16,9 @@ from manyranks.parallel.pipeline.schedules import Action, Pair, Schedule
 from manyranks.parallel.pipeline.verify import peaks
 from manyranks.show import pipeline
 from manyranks.show.labels import word
-from manyranks.show.pipeline import NAMES, Charts, Run, Schedules, Two, compare, explorer, run, title
+from manyranks.show.pipeline import MODELS, NAMES, Charts, Run, Schedules, Two, compare, explorer, run, title
 from manyranks.show.said import Said
-from manyranks.theory import Plan
+from manyranks.theory import Plan, clusters
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import Span, Timeline, replay
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE
@@ -366,9 +366,11 @@ def test_every_control_changes_the_picture_and_the_axes_are_never_drawn_again():
 def test_every_setting_has_a_sentence_and_its_titles_have_room():
     plot, widest = Two(), 0.0
     above, _, below, _ = plot.figure.axes
-    for k, (pp, m, W) in enumerate(itertools.product((1, 3, 8), (1, 6, 32), (0.25, 3.0))):
+    counts = itertools.cycle(itertools.product((1, 3, 8), (1, 6, 32), (0.25, 3.0)))
+    for k, (model, (pp, m, W)) in enumerate(zip(MODELS, counts, strict=False)):
         first, second = list(NAMES.values())[k % 8], list(NAMES.values())[(3 * k + 3) % 8]
-        change = {"first": first, "second": second, "pp": pp, "m": m, "W": W, "v": 1 + k % 3, "message": k % 2}
+        shared = {"model": model, "cluster": [*clusters][k % len(clusters)]}
+        change = shared | {"first": first, "second": second, "pp": pp, "m": m, "W": W, "v": 1 + k % 3, "message": k % 2}
         line = str(plot.update(**DEFAULT | change))
         assert line.count("Limit: ") == 1
         assert not re.search(r"nan|inf\b|\de-", line)

@@ -388,7 +388,7 @@ def title(name: str, shown: Run, now: Schedules) -> str:
     expected = now.expected(name)
     same = "=" if expected is not None and abs(expected - shown.bubble) < 1e-6 * shown.work else "≠"
     form = "" if expected is None else f" {same} {theory.FORMS[name]}"
-    halves = " (stacked: at once)" * (name == "dualpipe-v")
+    halves = " (two at once)" * (name == "dualpipe-v")
     return f"{theory.WRITTEN[name]}{halves}: bubble {shown.bubble:.4g}{form}"
 
 
