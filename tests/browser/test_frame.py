@@ -60,10 +60,11 @@ def test_measure_it_counts_on_real_ranks_and_stops_when_told_and_the_picture_sta
     explorer = notebook.explorer()
     button, stop = (explorer.box.get_by_role("button", name=name, exact=True) for name in ("Measure it", "Stop"))
     picture = explorer.box.locator(".widget-image")
-    place = picture.bounding_box()
+    tiles = explorer.box.locator(".manyranks-tiles").first
+    place, below = picture.bounding_box(), tiles.bounding_box()
     button.click()
     expect(explorer.box.locator(".progress")).to_be_visible()
-    assert picture.bounding_box() == place
+    assert (picture.bounding_box(), tiles.bounding_box()) == (place, below)
     stop.click()
     expect(button).to_be_visible(timeout=30_000)
     expect(explorer.box.get_by_text("stopped", exact=True)).to_be_visible()

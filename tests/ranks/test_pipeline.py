@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 
 import manyranks as mr
-from manyranks.measure.parity import BUG, REASSOCIATION, Trace, compare, gathered, record
 from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
@@ -32,20 +31,9 @@ from manyranks.timeline import replay
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, loss
 from tests.conftest import matrix
-from tests.unit.test_pipeline_schedules import TORCH, cells, torch_schedule
+from tests.unit.test_pipeline_schedules import ALL, TORCH, cells, torch_schedule
 
-SCHEDULES = {
-    "naive": schedules.naive,
-    "gpipe": schedules.gpipe,
-    "1f1b": schedules.one_f_one_b,
-    "interleaved": partial(schedules.interleaved, v=2),
-    "zb-h1": schedules.zb_h1,
-    "zb-h2": schedules.zb_h2,
-    "zb-v": schedules.zb_v,
-    "dualpipe-v": schedules.dualpipe_v,
-    "dualpipe": dualpipe,
-    "automatic": automatic,
-}
+SCHEDULES = ALL | {"interleaved": partial(schedules.interleaved, v=2), "automatic": automatic}
 SOME = ["gpipe", "interleaved", "zb-h1", "dualpipe-v", "dualpipe"]
 SEQ, HIDDEN, VOCAB = 5, 8, 11
 
@@ -251,30 +239,6 @@ def test_dropout_and_checkpoints_are_those_of_a_plain_loop_with_the_same_random_
     assert max(sizes[1].run(both)) < 1e-12
 
 
-def lockstep(name: str, wrong: bool = False) -> Trace:
-    """A step with everything recorded. wrong: one module forgets half of its gradient."""
-    schedule, model = SCHEDULES[name](2, 3), gpt(tied=False)
-    if wrong:
-        model.layers[2].mlp.register_full_backward_hook(lambda module, into, grads: (into[0] / 2,))
-    pipeline = Pipeline(own_stages(model, schedule, dist.get_rank()), schedule, loss=loss)
-    with record(model) as trace:
-        pipeline.step(*tokens(6, 0))
-    return trace
-
-
-def test_every_tensor_is_one_process_s_but_for_roundings_and_a_bug_is_found_where_it_is(sizes):
-    alone = gpt(tied=False)
-    with record(alone) as reference:
-        inputs, targets = tokens(6, 0)
-        loss(alone(inputs), targets).backward()
-    right = gathered(sizes[2].run(lockstep, "zb-v"))
-    assert set(reference) - set(right) == {"model", "model (gradient)"}  # the stages are called, not the model
-    departure = compare(reference, right)
-    assert departure is None or departure.verdict == REASSOCIATION
-    departure = compare(reference, gathered(sizes[2].run(lockstep, "zb-v", wrong=True)))
-    assert (departure.name, departure.verdict) == ("layers.2.mlp_norm (gradient)", BUG)
-
-
 # What it sends and holds.
 
 
@@ -397,9 +361,9 @@ def test_torch_s_own_tables_are_executed(sizes, name):
     assert worst(sizes[2].run(trained, torch_schedule(name, 2, 6), 6, steps=1)) < 1e-12
 
 
-@pytest.mark.parametrize("name", matrix([name for name in SCHEDULES if name != "dualpipe"], SOME))
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "dualpipe"])
 def test_torch_s_runtime_executes_our_tables_with_the_same_gradients(sizes, name, tmp_path):
-    schedule, file = SCHEDULES[name](2, 6), tmp_path / "schedule.csv"
+    schedule, file = SCHEDULES[name](3, 6), tmp_path / "schedule.csv"
     file.write_text("\n".join(map(",".join, cells(schedule))), newline="")
 
     def both():
@@ -418,7 +382,7 @@ def test_torch_s_runtime_executes_our_tables_with_the_same_gradients(sizes, name
         assert losses is None or (losses - torch.stack(their_losses) / 6).abs().max() < 1e-12
         return gap(model, theirs, stages)
 
-    assert max(sizes[2].run(both)) < 1e-12
+    assert max(sizes[3].run(both)) < 1e-12
 
 
 # Held to a set duration.

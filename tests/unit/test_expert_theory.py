@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from manyranks.parallel import expert as parallel
 from manyranks.parallel.pipeline import program, schedules
-from manyranks.parallel.pipeline.schedules import Action, Pair
+from manyranks.parallel.pipeline.schedules import Pair
 from manyranks.theory import (
     Plan,
     clusters,
@@ -272,14 +272,6 @@ def test_zero_1_shards_dense_states_over_all_and_an_expert_s_over_those_that_hav
 
 
 # DeepSeek-V3's step
-
-
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (6, 18), (16, 120)])
-def test_a_rank_of_dualpipe_does_what_one_of_the_v_with_half_the_ranks_does(p, m):
-    for rank, row in enumerate(schedules.dualpipe_v(p // 2, m // 2).ranks):
-        often = Counter((item.kind, item.stage) if isinstance(item, Action) else ("pair", item.forward.stage) for item in row)
-        expected = [(often[kind, rank], often[kind, p - 1 - rank]) for kind in ("F", "B", "I", "W", "pair")]
-        assert list(pipeline.dualpipe_actions(p, m, rank)) == list(pipeline.dualpipe_actions(p, m, p - 1 - rank)) == expected
 
 
 def test_the_phases_of_deepseek_s_step():

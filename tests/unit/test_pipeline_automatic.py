@@ -86,11 +86,6 @@ def test_the_list_scheduler_s_clock_is_that_of_replay(communication):
     assert bubble(timeline) == waits
 
 
-def test_with_more_memory_automatic_has_less_bubble_than_zb_h2():
-    times = Times(1, 1.1, 0.9)
-    assert span_bubble(automatic(8, 24, 1, 1.1, 0.9, memory=16), times) < span_bubble(schedules.zb_h2(8, 24), times)
-
-
 MODELS = {row["model"]: row for row in published.rows("zb_models")}
 
 

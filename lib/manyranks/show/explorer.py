@@ -290,9 +290,9 @@ class Explorer:
         controls = widgets.Box(list(self.controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
         controls.add_class("manyranks-controls")
         picture = widgets.Box([self._image, self.parts]).add_class("manyranks-picture")
-        # What comes and goes stands below the picture, which it doesn't move.
+        # What comes and goes stands at the end, where it moves nothing.
         below = widgets.Box([self.bar, self.carried], layout=widgets.Layout(align_items="center"))
-        box = widgets.VBox([controls, self.buttons(), self._line, picture, below, self.tiles, keys])
+        box = widgets.VBox([controls, self.buttons(), self._line, picture, self.tiles, below, keys])
         box.add_class("manyranks-explorer")
         high, wide = (round(inches * style.DOTS) for inches in reversed(self.figure.get_size_inches()))
         stored = {"text/plain": repr(self), "image/png": base64.b64encode(style.in_few_colors(self.png)).decode()}
