@@ -158,12 +158,10 @@ def test_each_boundary_between_ranks_is_crossed_once_there_and_once_back_by_a_mi
     assert all(span.seconds == pytest.approx(0.08) for span in spans)
 
 
-def test_stages_have_times_of_their_own_and_a_pair_may_take_less():
+def test_stages_have_times_of_their_own():
     uneven = replayed(schedules.gpipe(2, 3), Times(F=(1, 4), I=2, W=(0.5, 0.25), B=None))
     assert [uneven.busy(rank) for rank in range(2)] == [3 * 3.5, 3 * 6.25]
     assert Times(B=(5, 6)).compute(0, ("B", 1, False)) == 6
-    pairs = schedules.dualpipe_v(2, 8)
-    assert replayed(pairs, Times(pair=0.5)).makespan < replayed(pairs).makespan
 
 
 def test_a_rank_does_not_wait_for_what_it_sends():

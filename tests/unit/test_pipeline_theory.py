@@ -10,7 +10,7 @@ from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.program import Times, program
 from manyranks.theory import memory, pipeline, published, stages
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import Plan
+from manyranks.theory.plan import SCHEDULES, Plan
 from manyranks.timeline import replay
 
 LLAMA = ModelShape("llama", 8, 32, 80, 8, 96, kv_heads=4)
@@ -33,6 +33,11 @@ def test_interleaved_is_1f1b_with_several_stages_a_rank(v):
         both = {pipeline.in_flight(schedule, 4, 8, v, rank) for schedule in ("1f1b", "interleaved")}
         assert len(both) == 1
     assert [pipeline.bubble(schedule, 4, 8, v) for schedule in ("gpipe", "1f1b", "interleaved")] == 3 * [9 / v]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_one_rank_waits_for_nobody(schedule):
+    assert pipeline.bubble(schedule, 1, 4, F=1.0, B=3.0, W=0.5) == 0
 
 
 # What ranks hold under a schedule

@@ -49,22 +49,22 @@ def refusal(schedule, memory=None):
 # Each action once, where it belongs
 
 
+H1, ONE = schedules.zb_h1(2, 3), schedules.one_f_one_b(2, 3)
+
+
 @pytest.mark.parametrize(
     ("schedule", "position", "action", "said"),
     [
-        *((schedules.zb_h1(2, 3), 9, again, f"{again} is done twice") for again in (Action("F", 1, 0), Action("W", 1, 2))),
-        *((schedules.zb_h1(2, 3), 9, Action(kind, 1, 0), "I0 of stage 1 is done twice") for kind in "BI"),
-        (schedules.one_f_one_b(2, 3), 2, Action("F", 0, 0), "F0 of stage 0 is not this rank's: the stage is on rank 0"),
-        (schedules.one_f_one_b(2, 3), 2, Action("F", 1, 3), "F3 of stage 1: no such micro-batch; there are 0 to 2"),
-        (schedules.one_f_one_b(2, 3), 2, Action("F", 1, -1), "F-1 of stage 1: no such micro-batch; there are 0 to 2"),
-        (schedules.one_f_one_b(2, 3), 2, Action("F", 2, 0), "F0 of stage 2: no such stage; there are 0 to 1"),
-        (schedules.one_f_one_b(2, 3), 2, Action("F", -1, 0), "F0 of stage -1: no such stage; there are 0 to 1"),
-        (
-            schedules.one_f_one_b(2, 3),
-            2,
-            Action("G", 1, 0),
-            "G0 of stage 1: no such action; its kind must be one of F, B, I, W",
-        ),
+        (H1, 9, Action("F", 1, 0), "F0 of stage 1 is done twice"),
+        (H1, 9, Action("W", 1, 2), "W2 of stage 1 is done twice"),
+        (H1, 9, Action("I", 1, 0), "I0 of stage 1 is done twice"),
+        (H1, 9, Action("B", 1, 2), "I2 of stage 1 is done twice"),
+        (ONE, 2, Action("F", 0, 0), "F0 of stage 0 is not this rank's: the stage is on rank 0"),
+        (ONE, 2, Action("F", 1, 3), "F3 of stage 1: no such micro-batch; there are 0 to 2"),
+        (ONE, 2, Action("F", 1, -1), "F-1 of stage 1: no such micro-batch; there are 0 to 2"),
+        (ONE, 2, Action("F", 2, 0), "F0 of stage 2: no such stage; there are 0 to 1"),
+        (ONE, 2, Action("F", -1, 0), "F0 of stage -1: no such stage; there are 0 to 1"),
+        (ONE, 2, Action("G", 1, 0), "G0 of stage 1: no such action; its kind must be one of F, B, I, W"),
     ],
 )
 def test_an_action_that_does_not_belong_in_the_row_is_named(schedule, position, action, said):
@@ -73,7 +73,7 @@ def test_an_action_that_does_not_belong_in_the_row_is_named(schedule, position, 
 
 
 def test_a_missing_action_and_halves_of_a_backward_are_named_as_the_table_has_them():
-    broken = changed(schedules.zb_h1(2, 3), 1, lambda items: items.remove(Action("W", 1, 2)))
+    broken = changed(H1, 1, lambda items: items.remove(Action("W", 1, 2)))
     assert refusal(broken).startswith("zb-h1, rank 1, position 8: W2 of stage 1 is missing\n")
     assert "B1 of stage 0 is missing" in refusal(read("F0 B0 F1", (0,), 2))
     assert "W1 of stage 0 is missing" in refusal(read("F0 B0 F1 I1", (0,), 2))
@@ -84,10 +84,9 @@ def test_a_missing_action_and_halves_of_a_backward_are_named_as_the_table_has_th
 
 
 def test_a_placement_and_a_number_of_micro_batches_that_cannot_be_are_refused():
-    schedule = schedules.one_f_one_b(2, 3)
-    assert refusal(replace(schedule, placement=(0, 2))) == "placement=(0, 2): give each stage a rank from 0 to 1"
-    assert refusal(replace(schedule, placement=())).startswith("placement=(): give each stage a rank")
-    assert refusal(replace(schedule, microbatches=0)) == "microbatches=0: must be a whole number, 1 or more"
+    assert refusal(replace(ONE, placement=(0, 2))) == "placement=(0, 2): give each stage a rank from 0 to 1"
+    assert refusal(replace(ONE, placement=())).startswith("placement=(): give each stage a rank")
+    assert refusal(replace(ONE, microbatches=0)) == "microbatches=0: must be a whole number, 1 or more"
 
 
 # Order
