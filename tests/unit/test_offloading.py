@@ -35,9 +35,13 @@ def step(change=lambda gpt: None):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_travels_comes_back_in_time_and_changes_no_gradient(recompute):
-    memory = HostMemory()
+    memory, ahead = HostMemory(), []
 
     def change(gpt):
+        for layer in gpt.layers:
+            layer.register_full_backward_hook(
+                lambda *_: ahead.append([event.call for event in memory.events if event.way == "in"])
+            )
         if recompute:
             checkpoint_modules(gpt, is_layer, checkpoint)
         offload_modules(gpt, is_layer, memory)
@@ -47,8 +51,15 @@ def test_what_travels_comes_back_in_time_and_changes_no_gradient(recompute):
     plan = theory.Plan(seq=32, microbatch=2, batch=2, recompute="full" if recompute else "none")
     each = theory.memory.layer_activations(CONFIG.shape(), plan)
     assert [event[1:] for event in memory.events if event.way == "in"] == [(2, each), (1, each), (0, each)], "in time, once"
+    assert ahead == [[2, 1], [2, 1, 0], [2, 1, 0]], "while a layer's backward runs, those of the layer before are on their way"
     for call in range(3):
         assert sum(event.bytes for event in memory.events if event[:2] == ("out", call)) == each
+
+
+def test_a_part_of_a_storage_comes_back_as_that_part():
+    x, half = torch.randn(512, requires_grad=True), lambda x: x.exp()[256:].sin().sum()
+    (ours,), (plain,) = (torch.autograd.grad(run(x), [x]) for run in (HostMemory().offloaded(half, set()), half))
+    assert torch.equal(ours, plain)
 
 
 def test_small_tensors_and_parameters_stay():
