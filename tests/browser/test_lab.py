@@ -141,36 +141,40 @@ def test_the_explorer_of_chapter_03_follows_and_says_what_is_not_possible(chapte
 def test_the_explorer_of_chapter_04_follows_and_says_what_is_not_possible(chapters):
     with chapters.pictured(name := "chapter_04_explorer"):
         explorer = explorer_in(chapters, name)
-        model, length, sequences, tensor, split, attention, strategy, segments, room = explorer.controls()
+        model, length, sequences, data, tensor, split, pipeline, attention, strategy, segments, room = explorer.controls()
         assert explorer.said() == SAID["checkpointing"][""]
         pictures, lines = explorer.seen(
             lambda: explorer.move(segments),
             lambda: explorer.move(segments, -1),
             lambda: explorer.move(strategy, -2),
-            lambda: explorer.move(attention),
+            lambda: explorer.move(attention, -1),
             lambda: explorer.move(strategy, 4),
             lambda: explorer.drag(room, -300),
             lambda: explorer.move(sequences),
             lambda: explorer.move(length),
-            lambda: explorer.move(split),
+            lambda: explorer.move(tensor),
+            lambda: explorer.move(split, -1),
+            lambda: explorer.move(data),
+            lambda: explorer.move(pipeline),
+            lambda: explorer.move(pipeline, -1),
             lambda: explorer.move(model),
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more segments and back
         assert lines[0] == lines[1]
-        assert lines[3].startswith("Does not fit. Limit: budget, mainly attention scores: flash attention fits")
-        assert lines[5] == "Limit: none: every layer fits, so no layer is recomputed as a whole."
+        assert lines[3].startswith("Does not fit. Limit: budget, mainly other activations: the optimal plan fits")
+        assert lines[5] == "Limit: budget: no plan within it recomputes less."
         tensor.press("End")
         explorer.move(strategy, -2)
         segments.press("End")
         explorer.move(segments)  # there is nothing above
-        assert explorer.status().startswith("Not possible: C = 128 segments of the 80 layers of llama3-70b")
+        assert explorer.status().startswith("Not possible: C = 128 segments of 48 layers of megatron-22b")
 
 
 def test_the_explorer_of_chapter_05_follows(chapters):
     with chapters.pictured(name := "chapter_05_explorer"):
         explorer = explorer_in(chapters, name)
-        above, below, _, _, _, ranks, microbatches, stages, *times = explorer.controls()
+        above, below, _, _, _, _, ranks, microbatches, stages, *times = explorer.controls()
         forward, inputs, weights, message = times
         pictures, lines = explorer.seen(
             lambda: explorer.move(microbatches),
