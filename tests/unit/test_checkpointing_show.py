@@ -189,6 +189,7 @@ SAID = [
     (WIDE, ": no single control helps; change several, or split each sequence over more ranks (chapter 07)."),
     ({"seq": 4096, "microbatch": 32, "budget": 1e9} | FLASH, ": a micro-batch of 1 fits, with"),
     ({"count": 64}, "Not possible: C = 64 segments of 48 layers of megatron-22b: choose C up to 48"),
+    ({"pp": 32, "count": 1}, "Not possible: 32 stages of the 48 layers of megatron-22b: choose a p that divides them"),
     ({"model": "gpt2-xl"}, "Not possible: t = 8 does not divide the 25 heads of gpt2-xl: choose a divisor of 25"),
 ]
 

@@ -213,8 +213,10 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
 
     @functools.cached_property
     def scenario(self) -> Scenario:
-        """Takes H100s. Raises ValueError for more segments than a rank has layers."""
+        """Takes H100s. Raises ValueError for stages of unequal length, and for more segments than a rank has layers."""
         shape, n = SHAPES[self.model], self.layers
+        if shape.layers % self.pp:
+            raise ValueError(f"{self.pp} stages of the {shape.layers} layers of {self.model}: choose a p that divides them")
         if self.strategy == SEGMENTS and self.count > n:
             raise ValueError(f"C = {self.count} segments of {n} layers of {self.model}: choose C up to {n}")
         layer, now, kept = self.layer, self.point, self.points[KEEP_ALL]
@@ -284,8 +286,10 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
     @property
     def note(self) -> str:
         held, room = self.scenario.cost[:2]
-        full, more = of(units.size(held), units.size(room)), "Optimal here: of plans in equal segments. " * (self.pp > 1)
-        return more + f"With the model's states the GPU is too full: {full}." * (held > room)
+        full, stages = of(units.size(held), units.size(room)), f"{4 * self.pp} micro-batches, 1F1B, ZeRO-1; optimal among "
+        return f"{stages}plans in equal segments. " * (
+            self.pp > 1
+        ) + f"With the model's states the GPU is too full: {full}." * (held > room)
 
     def limits(self) -> str:
         """Says what limits, and the first of the ways out."""
