@@ -134,14 +134,17 @@ _SENT = {
 
 
 @style.styled
-def collectives() -> style.Figure:
-    """Draws where in a layer each collective stands, forward and backward, with tensor parallelism alone and with SP too.
+def collectives(variants: Sequence[str] = ("TP", "TP + SP")) -> style.Figure:
+    """Draws where in a layer each collective stands, forward and backward.
 
+    variants: "TP", tensor parallelism alone, "TP + SP", with sequence parallelism, or both
     Source: arXiv 2205.05198, figures 4 and 5.
     """
-    fig, axes = sheet(9.6, 5.3)
-    for number, ((variant, direction), (f, g, counted, letters, note)) in enumerate(_SENT.items()):
-        y, split = 3.95 - 1.12 * number - 0.18 * (number > 1), variant != "TP"
+    drawn = [(key, sent) for key, sent in _SENT.items() if key[0] in variants]
+    high = 5.3 - 1.21 * (len(_SENT) - len(drawn))
+    fig, axes = sheet(9.6, high)
+    for number, ((variant, direction), (f, g, counted, letters, note)) in enumerate(drawn):
+        y, split = high - 1.35 - 1.12 * number - 0.18 * (number > 1), variant != "TP"
         axes.text(0.08, y + 0.42, f"{variant}\n{direction}", va="center", fontsize=9)
         axes.text(0.08, y + 0.2, note, va="top", fontsize=7.5, style="italic", linespacing=1.1)
         axes.text(9.52, y + 0.42, counted + "\n2 reduce-scatters" * split, va="center", ha="right", fontsize=8)
