@@ -16,7 +16,7 @@ from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.lines import columns, write
 from manyranks.show.looks import LOOKS, box, sheet
-from manyranks.show.scenario import SHAPES, SHARED, SWITCH, Scenario, controls
+from manyranks.show.scenario import SHAPES, SHARED, SMALL, SWITCH, Scenario, controls
 from manyranks.show.setting import MUCH
 from manyranks.show.units import percent
 from manyranks.theory import ModelShape, Plan, clusters, pace, tensor
@@ -223,33 +223,42 @@ def saved(
 
 
 DEGREES = SHARED["tp"][1]  # 1 to 64
-# name -> tokens of a sequence, sequences of a micro-batch; Megatron's: arXiv 2205.05198, Table 3
-MODELS = {"megatron-22b": (2048, 4), "megatron-175b": (2048, 1), "llama3-405b": (8192, 1), "small GPT": (128, 4)}
-CLUSTERS = ("a100-dgx", "v100-dgx", "h100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
-# what is computed again -> Plan's recompute and flash
-AGAIN = {"none": ("none", False), "selective": ("selective", False), "full": ("full", False)}
-AGAIN = Named("kept", AGAIN | {"none, flash attention": ("none", True)})
+MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "small GPT")
+CLUSTERS = ("a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 _TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
-_CHOICES, _WORDS = {"overlap_tensor": [True], "sequence_parallel": [True]}, {"overlap_tensor": "overlap", "tp": "t = {}"}
+_KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
+_ROOM = {"sequence_parallel": [True], "tp": DEGREES, "pp": SHARED["pp"][1], "recompute": ("selective", "full")}
 _REMEDIES = {"communication": ["overlap_tensor"], "small matmuls": ["sequence_parallel"]}
+_WORDS = {"overlap_tensor": "overlap", "tp": "t = {}", "pp": "p = {}"}
 _PRINTS = {"layer time": "duration(layer.seconds)", "kept per layer": "size(tensor.saved(shape, plan).total)"}
 _PRINTS |= {"waiting": "percent((layer.forward.tensor + layer.backward.tensor) / layer.seconds)"}
-_KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
+_ASIDE = {"bubble": "the bubble of p = {pp}, {share} of a step (chapter 05)"}
+_ASIDE |= {"data": "gradients and parameters of d = {dp}, {share} of a step (chapters 02 and 03)"}
+_ASIDE |= {"pipeline": "messages between stages, {share} of a step (chapter 05)"}
 
 
-class Cut(namedtuple("Cut", "model cluster tp sequence_parallel regather overlap_tensor kept"), Setting):
-    """Holds what the controls say. kept: a key of AGAIN."""
+class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute overlap_tensor"), Setting):
+    """Holds what the controls say."""
 
-    choices, remedies, room, words = _CHOICES, _REMEDIES, ("tp",), _WORDS
+    choices, remedies, room, words = _ROOM | {"overlap_tensor": [True]}, _REMEDIES, tuple(_ROOM), _WORDS
 
     @property
     @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers
     def scenario(self) -> Scenario:
-        """Tensor parallelism alone. Raises ValueError for an unknown name, a switch that isn't one, and a t that can't be."""
-        shape, (seq, microbatch) = SHAPES[self.model], MODELS[self.model]
-        names = "tp", "sequence_parallel", "regather", "overlap_tensor", "recompute", "flash"
-        values = dict(zip(names, (*self[2:6], *AGAIN[self.kept]), strict=True))
-        return Scenario(shape, Plan(seq=seq, microbatch=microbatch, **values), clusters[self.cluster]).checked()
+        """Takes sequences of 8,192 tokens. Raises ValueError for an unknown name, and for degrees that can't be."""
+        shape = SHAPES[self.model]
+        seq, microbatch = (128, 4) if shape is SMALL else (8192, 1)
+        batch = self.dp * microbatch * (4 * self.pp if self.pp > 1 else 1)
+        how = self._asdict() | {"seq": seq, "microbatch": microbatch, "batch": batch, "zero": 1 if self.pp > 1 else 3}
+        del how["model"], how["cluster"]
+        return Scenario(shape, Plan(**how), clusters[self.cluster]).checked()
+
+    @property
+    def note(self) -> str:
+        node, t, plan = self.scenario.cluster.node, self.tp, self.scenario.plan
+        step = f"{4 * self.pp} micro-batches, 1F1B, ZeRO-1" if self.pp > 1 else "one micro-batch, FSDP"
+        part = f" Of a node's {node} GPUs, {node - node % t} are used." * (t <= node and node % t > 0)
+        return f"{plan.microbatch} × {plan.seq:,} tokens per micro-batch; {step}.{part}"
 
     @property
     def cost(self) -> float:
@@ -273,7 +282,7 @@ class Cut(namedtuple("Cut", "model cluster tp sequence_parallel regather overlap
     def sent(self) -> int:
         """Returns the bytes that one rank sends for a layer; a forward that's done again sends its messages again."""
         shape, plan = self.scenario.shape, self.scenario.plan
-        one = tensor.layer(plan.tokens, shape.hidden, self.tp, self.sequence_parallel, self.regather)
+        one = tensor.layer(plan.tokens // (plan.dp * plan.microbatches), shape.hidden, self.tp, self.sequence_parallel)
         return one.both.bytes + one.forward.bytes * (plan.recompute == "full")
 
     def split(self) -> dict[str, float]:
@@ -293,18 +302,29 @@ class Cut(namedtuple("Cut", "model cluster tp sequence_parallel regather overlap
         return self.scenario.code(_PRINTS, "pace tensor", "layer = pace.of_layer(shape, plan, cluster)\n")
 
     def limits(self) -> str:
+        """Says what limits a layer, after what costs a step more."""
         if not self.fits:
-            return self.memory("no value of t makes it fit: add pipeline stages (chapter 05)")
+            return self.memory("no single control helps: change two of them")
+        seconds, time = self.layer().seconds, self.scenario.time
+        more = self.cost / self.tp - self.waits - self._replace(tp=1).cost / self.tp  # what t matmuls lose to one
+        here = self.of_layer(more)
+        name = max(_ASIDE, key=time.parts.get)
+        share = time.parts[name] / time.seconds
+        if share < max(MUCH, max(self.waits, more) / seconds):
+            return here
+        return _ASIDE[name].format(share=percent(share), **self._asdict()) + f"; in a layer, {here}"
+
+    def of_layer(self, more: float) -> str:
+        """Says what limits a layer. more: seconds that it computes longer than a t-th of one GPU's time."""
         if self.tp == 1:
             return "compute: one GPU sends nothing"
         seconds, cluster = self.layer().seconds, self.scenario.cluster
         if self.tp > cluster.node and not cluster.torus and (inside := self.layer(self.tp).seconds) < 0.95 * seconds:
             return f"the node boundary: with {self.tp} GPUs per node, a layer would take {units.duration(inside)}"
-        together, alone = self.tp * (seconds - self.waits), self._replace(tp=1).cost
-        more = (together - alone) / self.tp
         if max(self.waits, more) < MUCH * seconds:
             return "compute"
         limit = "communication" if self.waits >= more else "small matmuls"
+        alone, together = self._replace(tp=1).cost, self.tp * (seconds - self.waits)
         if limit != "communication" and together > 0.99 * self.tp * alone:  # the host sets the pace
             launches = f"each of the {self.tp} GPUs launches as many kernels as one alone"
             return f"kernel launches: {launches}, so the layer gets no faster"
@@ -347,19 +367,22 @@ class Degrees(Board):
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
         self._node.update([(LONGEST, inside - 0.76)] * ends, [f"a node: {cluster.node} GPUs"] * ends)
 
-    def idle(self, sequence_parallel: bool, **others) -> set[str]:
-        """Without sequence parallelism nothing is gathered."""
-        return set() if sequence_parallel else {"regather"}
+    def idle(self, tp: int, **others) -> set[str]:
+        """One rank has nothing to split and nothing to send."""
+        return {"sequence_parallel", "overlap_tensor"} if tp == 1 else set()
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Opens on Table 4 of arXiv 2205.05198: a 22B model on 8 A100s. measure: of manyranks.small, what "Measure it" runs."""
-    presets = {"two nodes": {"tp": 16}, "TP alone": {"sequence_parallel": False}}
-    presets["small model"] = {"model": "small GPT", "tp": 4}
-    only = {"model": MODELS, "cluster": CLUSTERS, "tp": DEGREES}
-    shared = controls(only, model="megatron-22b", cluster="a100-dgx", tp=8, sequence_parallel=True)
-    own = {"regather": choice("gather again", True, SWITCH), "overlap_tensor": choice("overlap", True, SWITCH)}
-    return Explorer(Degrees(), presets, measure, **shared, **own, kept=choice("recompute", "selective", list(AGAIN)))
+    """Returns the explorer of chapter 06, on Llama 3 405B as its report has it: t = 8, p = 16, d = 64.
+
+    measure: what "Measure it" runs, small.tensor
+    """
+    presets = {"TP alone": {"sequence_parallel": False}, "two nodes": {"cluster": "b200-dgx", "tp": 16}}
+    presets |= {"NVL72": {"cluster": "gb200-nvl72", "tp": 16}, "small model": {"model": "llama3-8b", "pp": 1}}
+    only = {"model": MODELS, "cluster": CLUSTERS}
+    opens = {"dp": 64, "tp": 8, "sequence_parallel": True, "pp": 16, "recompute": "none"}
+    shared = controls(only, model="llama3-405b", cluster="h100-dgx", **opens)
+    return Explorer(Degrees(), presets, measure, **shared, overlap_tensor=choice("overlap", True, SWITCH))
 
 
 def _texts(now: Cut) -> str:
