@@ -17,8 +17,7 @@ from manyranks.theory import tensor as theory
 from manyranks.training import GPTConfig
 from tests.drawn import named, widths, words
 
-PAPER = models["megatron-22b"]
-PLAN = Plan(seq=2048, microbatch=4, precision="fp16", flash=False, recompute="none")
+PLAN = Plan(seq=8192, recompute="none")
 SHAPE, H100 = models["llama3-405b"], clusters["h100-dgx"]
 DEFAULT = {"model": "llama3-405b", "cluster": "h100-dgx", "dp": 64, "tp": 8, "sequence_parallel": True, "pp": 16}
 DEFAULT |= {"recompute": "none", "overlap_tensor": True}
@@ -58,11 +57,13 @@ def test_row_parallel_gives_a_term_of_the_sum_on_each_rank():
         "a term on each",
         "whole on each",
     ]
-    assert len(parts_of(figure)) == 4 + 4 + 4 + 1
+    assert parts_of(figure) == 4 * [(0.3, 1.25)] + 4 * [(0.7, 0.3)] + 4 * [(0.7, 1.09)] + [(0.7, 1.25)]
 
 
-def test_the_pair_needs_one_message_between_its_input_and_its_output():
-    said = texts(tensor.cut("mlp"))
+def test_the_pair_needs_one_message_between_its_input_and_its_output_and_gate_and_up_are_cut_in_one_way():
+    said, sizes = texts(tensor.cut("mlp")), parts_of(tensor.cut("mlp"))
+    assert sizes[1:9] == 8 * [(0.3, 0.7)]
+    assert said.count("SwiGLU") == 1
     assert said.count("all-\nreduce") == theory.block(64, 32, 4).forward.count == 1
     assert [text for text in said if text.startswith(("own", "whole", "a term"))] == [
         *("whole on each", "own columns", "own columns", "own rows", "a term on each", "whole on each")
@@ -107,13 +108,10 @@ def test_the_collectives_drawn_are_those_that_the_theory_counts():
     for calls in (*plain, *split):
         counts = {"all-reduces": calls.all_reduce, "all-gathers": calls.all_gather, "reduce-scatters": calls.reduce_scatter}
         assert "\n".join(f"{count} {op}" for op, count in counts.items() if count) in said
-
-
-def test_what_is_sent_where_a_block_begins_and_ends_has_its_published_names():
-    said = texts(tensor.collectives())
     assert [said.count(letter) for letter in ("f", "g", "ḡ")] == [4, 4 + 4, 4]
-    assert said.count("read from\nright to left") == 2
-    assert "gathered again" in [text.get_text() for text in tensor.collectives().legends[0].get_texts()]
+    assert said.count("gate, up") == said.count("SwiGLU") == 4
+    alone = [text.get_text() for text in tensor.collectives(["TP"]).legends[0].get_texts()]
+    assert alone == ["all tokens, on each rank", "own heads or columns", "a collective"]
 
 
 # Memory and time over t
@@ -124,52 +122,23 @@ def heights(figure) -> list[list[float]]:
     return [[bar.get_height() for bar in container] for container in figure.axes[0].containers]
 
 
-def test_kept_bytes_are_the_paper_s_and_the_statistics():
-    figure = tensor.saved(PAPER, PLAN, (1, 8))
-    sbh = 4 * 2048 * PAPER.hidden
-    whole, cut_by_t = heights(figure)[0], heights(figure)[1]
-    assert whole == [10 * sbh + 131072] * 2
-    assert cut_by_t == pytest.approx([sbh * (24 + 5 * 64 * 2048 / PAPER.hidden) / t for t in (1, 8)])
-    assert heights(figure)[2] == [(10 * sbh + 131072) / t for t in (1, 8)]
-    assert units.size(theory.saved(PAPER, replace(PLAN, tp=8)).total) in texts(figure)
-
-
-def test_what_was_measured_is_a_ring_on_its_bar():
-    figure = tensor.saved(PAPER, PLAN, (1, 2, 4), {"TP": {2: 5e9}, "TP + SP": {4: 7e9, 8: 1.0}}, list(tensor.VARIANTS))
-    rings = [(line.get_xdata()[0], line.get_ydata()[0]) for line in figure.axes[0].lines]
-    wide = 0.86 / 3
-    assert rings == [pytest.approx((1 - wide, 5e9)), pytest.approx((2, 7e9))]
-    assert [text.get_text() for text in figure.legends[0].get_texts()].count("measured") == 1
-
-
-def test_a_number_stands_above_its_ring():
-    measured = theory.saved(PAPER, replace(PLAN, tp=2)).total
-    figure = tensor.saved(PAPER, PLAN, (2,), {"TP": {2: measured}})
-    figure.draw_without_rendering()
-    ring, axes = figure.axes[0].lines[0], figure.axes[0]
-    top = axes.transData.transform((0, measured))[1] + (ring.get_markersize() / 2 + 1) * figure.dpi / 72
-    (number,) = (text for text in axes.texts if text.get_text() == units.size(measured) and text.get_position()[0] < 8)
-    assert number.get_window_extent().y0 > top
-
-
-def test_statistics_have_the_itemsize_given():
-    each = [heights(tensor.saved(PAPER, PLAN, (1,), itemsize=size))[0][0] for size in (4, 2)]
-    assert each[0] - each[1] == 131072 / 2
+def test_kept_bytes_are_the_theory_s_outside_and_inside():
+    figure = tensor.saved(SHAPE, PLAN, (1, 8))
+    each = [[theory.saved(SHAPE, replace(PLAN, tp=t, sequence_parallel=split)) for t in (1, 8)] for split in (False, True)]
+    assert heights(figure)[::2] == [[one.outside + one.statistics for one in of] for of in each]
+    assert heights(figure)[1::2] == [[one.inside for one in of] for of in each]
+    assert [text.get_text() for text in figure.axes[0].texts] == [units.size(one.total) for of in each for one in of]
 
 
 def test_three_variants_have_labels_that_do_not_meet():
-    figure = tensor.saved(PAPER, PLAN, variants=list(tensor.VARIANTS))
+    figure = tensor.saved(SHAPE, PLAN, variants=list(tensor.VARIANTS))
     figure.draw_without_rendering()
     axes = figure.axes[0]
     boxes = [text.get_window_extent() for text in (*axes.get_xticklabels(which="both"), *axes.texts, axes.xaxis.label)]
     assert len(boxes) == 12 + 4 + 12 + 1
     assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
-
-
-def test_unknown_variants_are_refused():
-    for given in ({"variants": ["SP"]}, {"measured": {"SP": {}}}):
-        with pytest.raises(ValueError, match=r"^variant 'SP': choose from TP, TP \+ SP"):
-            tensor.saved(PAPER, PLAN, **given)
+    with pytest.raises(ValueError, match=r"^variant 'SP': choose from TP, TP \+ SP"):
+        tensor.saved(SHAPE, PLAN, variants=["SP"])
 
 
 # The explorer
