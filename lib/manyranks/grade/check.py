@@ -4,7 +4,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from manyranks.grade import trial
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Ready
 from manyranks.grade.trial import Event, Make, Run, Seen, Sent, Then, Trial, ran_again, trials
-from manyranks.measure.journal import COPY
+from manyranks.measure.journal import COPY, Stopped
 from manyranks.measure.prints import Fact, Print, fact, listed, same
 from manyranks.world.trouble import SAME_CHUNK, Trouble, ending
 
@@ -265,7 +265,10 @@ def _verdicts(task: Task, trial: Trial, record: Record, tried: list[Trial]) -> t
         shown = {key in ended for key in ours if judge.look and any(map(judge.look, record.right[key]))}
         why = "not judged, for a line above is not right" * (not all(verdict.ok for verdict in found[: judge.needs]))
         why = "not judged, for no run that shows it came to its end" if shown == {False} else why
-        found.append(Verdict(None, why) if why else judge.verdict(trial, right))
+        try:
+            found.append(Verdict(None, why) if why else judge.verdict(trial, right))
+        except Stopped as error:  # a rank has sent less than its script makes
+            found.append(Verdict(False, error.what, error.hint, firm=True))
     return tuple(found)
 
 
@@ -363,12 +366,11 @@ def _denied(one: Mistake, seen: dict[str, list[dict[str, Any]]], right: dict[str
 
 def looks(task: Task, seen: Seen) -> dict[str, Any]:
     """All that the judges see of a rank: "2 calls" is what the third one sees."""
-    return {
-        f"{i} {name}": fact(value)
-        for i, judge in enumerate(task.judge)
-        if judge.look
-        for name, value in judge.look(seen).items()
-    }
+    found = {}
+    for i, judge in enumerate(task.judge):
+        with suppress(Stopped):  # of what is missing
+            found |= {f"{i} {name}": fact(value) for name, value in (judge.look(seen) if judge.look else {}).items()}
+    return found
 
 
 def changed(got: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:

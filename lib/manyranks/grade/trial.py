@@ -74,6 +74,13 @@ class Sent(NamedTuple):
     ranks: tuple[int, ...]
 
 
+class _Results(dict):
+    """Results by name. Raises Stopped for one that the script returns whatever the answer does, and that a rank has left out."""
+
+    def __missing__(self, name: str) -> None:
+        raise Stopped(f"{name} is missing", "leave what you are given as it is")
+
+
 @dataclass(frozen=True)
 class Seen:
     """One rank's part of a run. results: what the script returned, by name; held: live bytes each time that it weighed.
@@ -86,6 +93,9 @@ class Seen:
     calls: list[Sent] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     peak: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "results", _Results(self.results))
 
     def marks(self, begins: str = "") -> list[str]:
         """What the script marked, in order, where it begins like this."""
