@@ -440,7 +440,7 @@ def several(source: str, number: int):
 
 
 def test_each_late_check_leaves_half_as_long_for_the_next_and_a_submission_has_a_time(court, monkeypatch):
-    """Beside the first three's 5.25 s there is room for what it costs a busy machine to start their ranks and run their cells."""
+    """The first three take 5.25 s, and a busy machine more to start their ranks and run their cells."""
     monkeypatch.setattr(trial, "_RUN_SECONDS", 3.0)
     monkeypatch.setattr(trial, "_LEAST_SECONDS", 0.5)
     monkeypatch.setattr(apart, "_SUBMISSION", 6.0)

@@ -51,6 +51,12 @@ Make = Callable[[Any, int, int, int], Any]  # case, rank, number of ranks, seed 
 Then = Callable[[Any, Any, Mapping[str, Fact]], dict]
 
 
+class Again(NamedTuple):
+    """Makes results on a rank that runs nothing of the learner's, and gets other numbers."""
+
+    then: Then
+
+
 @dataclass
 class Budget:
     """Of one submission. left: seconds that its code may take in all; late: how many of its checks took too long."""
@@ -75,7 +81,7 @@ class Sent(NamedTuple):
 
 
 class _Results(dict):
-    """Results by name. Raises Stopped for one that the script returns whatever the answer does, and that a rank has left out."""
+    """Results by name. Raises Stopped for one that the script always returns, and that a rank has left out."""
 
     def __missing__(self, name: str) -> None:
         raise Stopped(f"{name} is missing", "leave what you are given as it is")
@@ -193,13 +199,13 @@ def trials(
     return done
 
 
-def ran_again(found: list[Trial], again: Then, make: Make) -> list[Trial]:
+def ran_again(found: list[Trial], again: Again, make: Make) -> list[Trial]:
     """Trials with what comes of their results on a rank that has run nothing of the learner's, and gets other numbers."""
     fences = {"confined": confined} if confined else {}
     with World(1, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
         world.patience = PATIENCE
         own = [replace(one, given=(make(one.case, 0, 1, seed + 1),)) for one in found]
-        return [_again(world, one, again) if one.seen else one for one in own]
+        return [_again(world, one, again.then) if one.seen else one for one in own]
 
 
 def _again(world: World, one: Trial, again: Then) -> Trial:
