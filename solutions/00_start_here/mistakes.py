@@ -1,6 +1,6 @@
 """Answers to 00_start_here: what is right, and the mistakes that are made."""
 
-from statistics import mean, median
+from statistics import mean
 
 import torch
 import torch.distributed as dist
@@ -65,7 +65,6 @@ BACK = "you returned the tensor from the rank `by` places ahead: send to (r + by
 slip("shift", "AllSendFirst", 0, CIRCLE, Shift, on=(2, 3, 4), sends_first=lambda self, rank, to: True)
 slip("shift", "AllReceiveFirst", 0, "", Shift, says="every rank in a cycle receives first",
     sends_first=lambda self, rank, to: False)
-slip("shift", "EvenSendFirst", 0, CIRCLE, Shift, on=(4,), sends_first=lambda self, rank, to: rank % 2 == 0)
 slip("shift", "SendsToItself", 0, "with by = N or 0 a rank would send to itself: return a copy of x instead", Shift,
     on=(2, 3, 4), stays=lambda self, to, rank, by: False)
 slip("shift", "Downwards", 0.5, BACK, Shift, neighbors=lambda self, rank, by, n: ((rank - by) % n, (rank + by) % n))
@@ -80,9 +79,6 @@ class ReturnsItsOwn(Shift):
 
 slip("shift", "AlwaysAhead", 0.5, "(r + by) % N is right for a negative `by`, too: use `by` as it is", Shift, on=(4,),
     neighbors=lambda self, rank, by, n: Shift.neighbors(self, rank, abs(by), n))
-slip("shift", "ReceivesFromWhereItSends", 0, "", Shift,
-    says="rank 2 receives from rank 0; right is rank 1: rank r sends to (r + by) % N and receives from",
-    neighbors=lambda self, rank, by, n: ((rank + by) % n, (rank + by) % n))
 slip("shift", "LeavesTheModuloOut", 0, "", Shift, says="a rank is a number from 0 to N − 1",
     neighbors=lambda self, rank, by, n: (rank + by, rank - by))
 
@@ -136,8 +132,6 @@ def by_least_squares(sizes, seconds):
     return t - slope * n, 1 / slope
 
 slip("fit", "OfTheMean", 0, NOISE + "mean", Fit, of=lambda self, each: mean(each))
-slip("fit", "OfTheMedian", 0, NOISE + "median", Fit, of=lambda self, each: median(each))
-slip("fit", "OfTheSlowest", 0, NOISE + "largest", Fit, of=lambda self, each: max(each))
 slip("fit", "TheOtherWayRound", 0, "these are β and α: α comes first", Fit,
     __call__=lambda self, sizes, seconds: Fit.__call__(self, sizes, seconds)[::-1])
 

@@ -110,19 +110,9 @@ def broadcast_near_first_as_in_the_chapter(x, root):
         distance *= 2
     return out
 
-slip("tree_broadcast", "broadcast_that_does_not_halve", 0, "far more than a right answer needs: does the loop end?",
-    lambda x, root: far_first(x.clone(), root, divisor=1), on=ALL)
 slip("tree_broadcast", "broadcast_one_round_too_few", 0,
     "a round is missing: there are ⌈log₂ N⌉, and the last one has distance 1",
     lambda x, root: far_first(x.clone(), root, last=2), on=ALL)
-
-@mistake("tree_broadcast", says="What a rank already has needs no message", on=ALL, points=0.0)
-def broadcast_to_all_and_itself(x, root):
-    (rank, n), out = me(), x.clone()
-    for other in range(n):
-        if rank in (root, other):
-            _ = dist.send(out, other) if rank == root else dist.recv(out, root)
-    return out
 
 slip("tree_broadcast", "broadcast_nothing", 0, "the other ranks still have their own x: each must return what it received",
     lambda x, root: x.clone(), on=ALL)
@@ -151,32 +141,10 @@ def broadcast_to_places(x, root):
         dist.recv(out, 0)
     return out
 
-@mistake("tree_broadcast", says="sends to rank 2; right is no rank: in the round of distance d, each place that is", points=0.0)
-def broadcast_beyond_the_last_place(x, root):
-    (rank, n), out = me(), x.clone()
-    for distance in (2, 1):
-        if (rank - root) % n % (2 * distance) == 0:
-            dist.send(out, (rank + distance) % n)
-        elif (rank - root) % n % (2 * distance) == distance:
-            dist.recv(out, (rank - distance) % n)
-    return out
-
 @mistake("tree_broadcast", "", says="rank 0 called broadcast", on=ALL, points=0.0)
 def broadcast_by_the_backend(x, root):
     out = x.clone()
     dist.broadcast(out, root)
-    return out
-
-@mistake(
-    "tree_broadcast",
-    "rank 0 waits in recv #0 of 56 bytes from rank 1; rank 1 waits in recv #0 of 56 bytes from rank 0",
-    on=ALL,
-    points=0.0,
-)
-def broadcast_where_all_receive_first(x, root):
-    (rank, n), out = me(), x.clone()
-    dist.recv(out, (rank - 1) % n)
-    dist.send(out, (rank + 1) % n)
     return out
 
 # mistakes: all_gather
@@ -250,42 +218,6 @@ def gather_into_the_default_dtype(shard, elements):
     gather_ring(chunks)
     return whole
 
-@mistake(
-    "ring_all_gather",
-    "",  # the judges say it: what has come is chance
-    says="isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it",
-    on=ALL,
-    points=1.0,
-)
-def gather_that_does_not_wait(shard, elements):
-    (rank, n), whole = me(), placed(shard, elements)
-    chunks = whole.tensor_split(n)
-    for step in range(n - 1):
-        dist.isend(chunks[(rank + step) % n], (rank - 1) % n)
-        dist.irecv(chunks[(rank + step + 1) % n], (rank + 1) % n)
-    return whole
-
-@mistake(
-    "ring_all_gather",
-    "rank 0 waits in send #0 of 32 bytes to rank 1; rank 1 waits in send #0 of 24 bytes to rank 0",
-    on=ALL,
-    points=0.0,
-)
-def gather_where_all_send_first(shard, elements):
-    (rank, n), whole = me(), placed(shard, elements)
-    chunks = whole.tensor_split(n)
-    for step in range(n - 1):
-        dist.send(chunks[(rank + step) % n], (rank - 1) % n)
-        dist.recv(chunks[(rank + step + 1) % n], (rank + 1) % n)
-    return whole
-
-@mistake("ring_all_gather", "in this ring, rank r sends to rank r − 1 only, modulo N", on=ALL, points=2.4)
-def gather_by_everyone_to_everyone(shard, elements):
-    (rank, n), whole = me(), placed(shard, elements)
-    for k in range(1, n):
-        exchange(shard, (rank + k) % n, whole.tensor_split(n)[(rank - k) % n], (rank - k) % n)
-    return whole
-
 slip("ring_all_gather", "gather_with_whole_tensors", 3, HINT_4,
     lambda shard, elements: sum_of_whole_tensors(placed(shard, elements)), on=ALL)
 
@@ -346,12 +278,6 @@ def scatter_one_step_too_few(x):
 slip("ring_reduce_scatter", "scatter_that_replaces", 2, "what comes must be added to the rank's own terms, not replace them",
     lambda x: scatter(x, adds=False), on=ALL)
 
-@mistake("ring_reduce_scatter", HINT_0, on=ALL, points=4.5)
-def scatter_in_place(x):
-    chunks = x.tensor_split(me()[1])
-    reduce_ring(chunks)
-    return chunks[me()[0]]
-
 slip("ring_reduce_scatter", "scatter_for_two", 1, "", lambda x: scatter(x, steps=lambda n: 1), says="right on 2 ranks only",
     on=ALL)
 
@@ -400,10 +326,6 @@ slip("ring_all_reduce", "reduce_and_divide_by_two", 1.6, "", lambda x: two_rings
 def ring_reduce_scatter(x):
     raise NotImplementedError  # your code here
 
-slip("ring_all_reduce", "reduce_with_a_reduce_scatter_to_be_written", 0,
-    "this answer calls ring_reduce_scatter: write that one first", lambda x: ring_reduce_scatter(x) / me()[1],
-    says="ring_reduce_scatter is not written yet", on=ALL)
-
 # mistakes: all_to_all
 
 def received(x, place=lambda rank, k, n: (rank - k) % n, own=True):
@@ -431,14 +353,6 @@ def swap_own_chunk_with_all(x):
     out = [chunk.clone() for chunk in chunks]
     for k in range(1, n):
         exchange(chunks[rank], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
-    return torch.cat(out)
-
-@mistake("pairwise_all_to_all", HINT_4, on=ALL, points=3.0)
-def swap_whole_tensors(x):
-    (rank, n), out = me(), [x.tensor_split(me()[1])[me()[0]]] * me()[1]
-    for k in range(1, n):
-        exchange(x, (rank + k) % n, coming := torch.empty_like(x), (rank - k) % n)
-        out[(rank - k) % n] = coming.tensor_split(n)[rank]
     return torch.cat(out)
 
 @mistake("pairwise_all_to_all", "", says="right on 2 ranks only", on=ALL, points=0.8)

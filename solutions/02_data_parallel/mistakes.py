@@ -20,7 +20,6 @@ TWICE = "that is divided by N twice: ReduceOp.AVG divides, too"
 OWN = "these are the rank's own gradients: no mean has been written into parameter.grad"
 LEFT = "where a gradient was None, the mean has to become the gradient: put the zeros into parameter.grad first"
 LEFT_OUT = "is something left out where a gradient is None? It counts as zeros, and is sent all the same"
-NONE = "a parameter that a rank's examples do not use has a gradient of None there: make it zeros, and send it all the same"
 FROZEN = "frozen parameters get no gradient: leave them out"
 CHAPTER = "that is the chapter's rule, at most so many bytes: here a bucket is closed once it has at least so many"
 ROWS = "make the row of one bucket, reduce it, write it back, and only then make the next"
@@ -101,34 +100,12 @@ def replicate_copies(model):
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach().clone(), 0)
 
-@mistake("replicate", "rank 0's have to arrive in the model's own tensors: the ranks still have their own", points=0.8)
-def replicate_into_new_parameters(model):
-    send_all(model.buffers())
-    for name, p in list(model.named_parameters()):
-        send_all([new := nn.Parameter(p.detach().clone(), p.requires_grad)])
-        setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], new)
-
 @mistake("replicate", "that is the mean over the ranks: rank 0's are asked for")
 def replicate_the_mean(model):
     with torch.no_grad():
         for tensor in learning(model.parameters()):
             dist.all_reduce(tensor)
             tensor /= me()[1]
-
-@mistake("replicate", "nearly right, as if rounded: float64 has to stay float64 on its way")
-def replicate_in_float32(model):
-    with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
-            half = tensor.float()
-            dist.broadcast(half, 0)
-            tensor.copy_(half)
-
-@mistake("replicate", "", says="change parameters under torch.no_grad()")
-def replicate_copying_without_no_grad(model):
-    for tensor in [*model.parameters(), *model.buffers()]:
-        first = tensor.detach().clone()
-        dist.broadcast(first, 0)
-        tensor.copy_(first)
 
 @mistake("replicate", "", says="torch.distributed.utils._sync_module_states is not allowed")
 def replicate_by_a_part_of_torchs(model):
@@ -146,8 +123,6 @@ slip("replicate", "replicate_the_state_dict", 1.2,
      lambda model: send_all(model.state_dict().values()))
 slip("replicate", "replicate_from_the_last_rank", 0.8, "those of the last rank arrived: rank 0's are asked for",
      lambda model: send_all([*model.parameters(), *model.buffers()], me()[1] - 1))
-slip("replicate", "replicate_from_itself", 0, "", lambda model: send_all([*model.parameters(), *model.buffers()], me()[0]),
-     says="all ranks must make the same calls in the same order")
 slip("replicate", "replicate_with_another_argument", 0, "", lambda model, src: None, says="the check calls replicate(model)")
 
 # Task 2
@@ -227,29 +202,10 @@ def average_in_one_call(model, examples):
     dist.all_reduce(row)
     hand_out(learning(model.parameters()), row)
 
-@mistake("average", "frozen parameters have no gradient: leave them out", points=2.8)
-def average_frozen_too(model, examples):
-    fill(model.parameters())
-    weigh(model, examples / total_of(examples))
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-
-@mistake("average", "the number of examples is the same for all parameters: one small call is enough", points=2.8)
-def average_asking_for_each_parameter(model, examples):
-    fill(learning(model.parameters()))
-    for p in learning(model.parameters()):
-        p.grad *= examples / total_of(examples)
-        dist.all_reduce(p.grad)
-
 @mistake("average", "the examples of all ranks are their sum, not their mean: the gradients are N times too large", points=1.2)
 def average_by_the_mean_number_of_examples(model, examples):
     weigh(model, examples / total_of(examples, AVG))
     reduce_all(model)
-
-@mistake("average", "", says=NONE)
-def average_sending_none(model, examples):
-    for p in learning(model.parameters()):
-        dist.all_reduce(p.grad)
 
 @mistake(
     "average",
@@ -443,14 +399,6 @@ def in_buckets_the_first_part_for_all(buckets):
 slip("average_in_buckets", "in_buckets_skipping_an_unused_bucket", 0, LEFT_OUT,
     lambda buckets: average_in_buckets([bucket for bucket in buckets if any(p.grad is not None for p in bucket)]))
 
-@mistake("average_in_buckets", "the mean has been added to the gradient: it takes the gradient's place", points=1.2)
-def in_buckets_added_to_the_gradient(buckets):
-    def add_to(bucket, row):
-        for p, part in zip(bucket, row.split([p.numel() for p in bucket]), strict=True):
-            p.grad += part.view_as(p)
-
-    average_in_buckets(buckets, write=add_to)
-
 @mistake("average_in_buckets", says="average_in_buckets() has changed the weights")
 def in_buckets_into_the_weights(buckets):
     def overwrite(bucket, row):
@@ -461,9 +409,6 @@ def in_buckets_into_the_weights(buckets):
 
 class Kin(NaiveDataParallel):
     """Derived from what is ready."""
-
-def in_parts(bucket):
-    return torch.cat([p.grad.flatten() for p in bucket])
 
 slip("average_in_buckets", "in_buckets_the_sum", 1.2, SUM, lambda buckets: average_in_buckets(buckets, row_of))
 slip("average_in_buckets", "in_buckets_divided_twice", 1.2, TWICE,
@@ -476,8 +421,6 @@ slip("average_in_buckets", "in_buckets_last_bucket_first", 2.1, "the right bucke
      lambda buckets: average_in_buckets(buckets[::-1]))
 slip("average_in_buckets", "in_buckets_divided_by_the_buckets", 1.2, "divide by the number of ranks, not of buckets",
      lambda buckets: average_in_buckets(buckets, lambda bucket: row_of(bucket) / len(buckets)))
-slip("average_in_buckets", "in_buckets_with_none_in_the_row", 0, "", lambda buckets: average_in_buckets(buckets, in_parts),
-     says=NONE)
 slip("average_in_buckets", "in_buckets_by_what_is_derived_from_the_chapters", 0, "",
      lambda buckets: [Kin(nn.ParameterList(bucket)).finish() for bucket in buckets],
      says="manyranks.parallel.data_parallel.NaiveDataParallel is not allowed")

@@ -137,12 +137,6 @@ def makes_room_of_float32(shard_S, shape):
 slip("gather", "views_the_padding", 0, "", lambda shard_S, shape: rows(shard_S).view(shape),
     says="the padding is still there: keep the first shape.numel() elements")
 
-@mistake("gather", says=ROOM)
-def makes_too_little_room(shard_S, shape):
-    whole = shard_S.new_empty(shape.numel())
-    dist.all_gather_single(whole, shard_S)
-    return whole.view(shape)
-
 slip("gather", "keeps_the_padding", 0.8, "the padding is still there: keep the first shape.numel() elements, then .view(shape)",
      lambda s, shape: rows(s))
 slip("gather", "forgets_the_shape", 0.8, "the elements are right, the shape is not: .view(shape)",
@@ -151,8 +145,6 @@ slip("gather", "its_own_part", 0, "only this rank's own part is there: gather th
      lambda s, shape: alone(s)[: shape.numel()].view(shape))
 slip("gather", "by_all_reduce", 1.2, "", lambda s, shape: all_reduced(alone(s))[: shape.numel()].view(shape),
      says="dist.all_gather_single brings all shards at once")
-slip("gather", "counts_up", 0.8, "",
-     lambda s, shape: (rows(s), torch.arange(1.0, 1 + shape.numel(), dtype=s.dtype).view(shape))[1], says="0 is 1, right")
 slip("gather", "gathers_twice", 1.2, "everything was gathered twice: one all-gather a tensor",
      lambda s, shape: (gather(s, shape), gather(s, shape))[1])
 
@@ -244,19 +236,6 @@ class GoesThroughParamsTwice(Stage1):
         self.shards = [self.shard(p) for p in params if p.requires_grad]
         self.params = list(params)
         self.optimizer = optimizer_class(self.shards, **kwargs)
-
-@mistake("Stage1", "an optimizer of whole parameters has whole states: give it shards, one Parameter a parameter", points=1.65)
-class SendsAsItShouldAndShardsNothing(Stage1):
-    def make(self, optimizer_class, kwargs):
-        return optimizer_class(self.params, **kwargs)
-
-    def reduce(self):
-        super().reduce()
-        for p, s in zip(self.params, self.shards):
-            p.grad, s.grad = gather(s.grad, p.shape), None
-
-    def spread(self):
-        pass
 
 @mistake("Stage1", "one row for all is the chapter's: here each parameter has a reduce-scatter of its own, padded", points=4.35)
 class SendsAllInOneRow(Stage1):
@@ -400,8 +379,6 @@ class KeepsAllGradients(Stage2):
     def zero_grad(self):
         super().zero_grad()
         self.kept = []
-
-slip("Stage2", "KeepsGradientsAsArrays", 2.6, NUMPY, KeepsAllGradients, copy=lambda self, p: filled(p).numpy().copy())
 
 @mistake("Stage2", says="which has no finish()")
 class IsStage1(Stage1):
@@ -565,9 +542,6 @@ class FreeKeepsACopy(Unit):
 
     def copy(self, whole):
         return whole.clone()
-
-slip("Unit", "FreeKeepsAnArray", 1.32, NUMPY, FreeKeepsACopy,
-    copy=lambda self, whole: [whole.clone().numpy().copy(), whole.tolist()])
 
 @mistake("Unit", says="are not still the same Parameter objects")
 class PutsNewParametersIn(Unit):

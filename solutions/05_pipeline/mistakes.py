@@ -354,18 +354,6 @@ slip("OneShape", "micro-batch i has shapes[i] at every boundary, there and back"
 slip("ClearsTargets", "the tensors in inputs and targets stay as they are",
      2.8, RightStep, loss=lambda self, y, i: (RightStep.loss(self, y, i), self.targets[i].zero_())[0])
 
-@wrong_step(says="isend, irecv and calls with async_op=True return at once", points=2.8)
-class NeverWaitsForSends(RightStep):
-    def finish(self):
-        pass
-
-@wrong_step(says="changed a tensor while it was being sent", points=2.8)
-class ClearsWhatItSends(RightStep):
-    def send(self, tensor, to):
-        super().send(tensor, to)
-        if to < self.rank:
-            tensor.zero_()
-
 @wrong_step(says="dist is called from the thread that the check calls you in, not from one of your own", points=2.8)
 class SendsFromAThread(RightStep):
     def send(self, tensor, to):

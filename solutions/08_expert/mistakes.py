@@ -467,8 +467,6 @@ slip("combine", "RawGradientOfY", 3, "the gradient of y lacks the gates: y's gra
 slip("combine", "InTwoExchanges", 3, "one exchange is enough: all results go back together", RightCombine,
     travel=lambda self, rows, *splits: torch.cat(
         [self.exchange(half.contiguous(), *splits) for half in rows.tensor_split(2, 1)], 1))
-slip("combine", "CombinesOnlyWithTokens", 1.33, "", RightCombine, says="all ranks have to call it, also one without rows",
-    travel=lambda self, rows, *splits: self.exchange(rows, *splits) if self.tokens else rows.new_zeros(0, rows.shape[1]))
 
 # Task 6
 @right("balance")
@@ -625,8 +623,6 @@ slip("average", "DividesTwice", 1.2, "all gradients are divided twice: once by N
 slip("average", "CutsTurned", 1.2,
     "the gradients are mixed up: cut the flat row in the order and sizes in which it was put together", RightAverage, on=(4,),
     put=lambda self, parameters, flat: RightAverage.put(self, parameters[::-1], flat))
-slip("average", "NeedsDenseGradients", 0, "", RightAverage, says="counts as 0", on=(4,), of_dense=lambda self, dense: self.put(
-    dense, self.summed([one for one in dense if one.grad.abs().sum() >= 0], None) / self.n))
 slip("average", "SkipsNone", 0, "", RightAverage, says="who skips it sends fewer numbers than the others", on=(4,),
     flat=lambda self, parameters: torch.cat([one.grad.flatten() for one in parameters if one.grad is not None]))
 slip("average", "OneCallEach", 1.65,

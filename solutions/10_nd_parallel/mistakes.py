@@ -525,7 +525,6 @@ class ByWeights(Drifting):
         return {tuple(group) for group in super().groups()}
 
 slip("drifting", "FirstNameOnly", 0, ONE_WEIGHT, ByWeights, names=slice(1))
-slip("drifting", "LastNameOnly", 0, ONE_WEIGHT, ByWeights, names=slice(-1, None))
 slip("drifting", "AnyDifference", 0, NO_DRIFT, ByWeights, among=CHAPTER)
 slip("drifting", "TheOtherOne", 0,
     "that axis is in the groups, and its ranks have the same weights: the other one of dp and cp is missing", Drifting,

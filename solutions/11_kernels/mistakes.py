@@ -535,13 +535,6 @@ class OverwritesKeys(Attention):
         def add(dk, keys, part):
             dk[:, keys] = part
 
-@mistake("Attention", "the sums are still below the old maximum: multiply them by exp(old − new) where the maximum rises")
-class NoShrink(Attention):
-    class steps(Steps):
-        @staticmethod
-        def shrink(most, higher):
-            return torch.ones_like(most)
-
 @mistake("Attention", "scores are not divided by √D")
 class Undivided(Attention):
     class steps(Steps):

@@ -124,50 +124,17 @@ slip("atomic_save", "OneNameForAll", 4.25,
     name=lambda self, path: os.path.join(os.path.dirname(path), "checkpoint.tmp"))
 
 @mistake(
-    "atomic_save",
-    "a save that was killed has left its temporary file, and mode x refuses to open it: 'wb' writes over it",
-    points=4.25,
-)
-def exclusively(path, parts):
-    with open(f"{path}.tmp", "xb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.tmp", path)
-    AtomicSave().fsync_folder(path)
-
-@mistake(
     "atomic_save", "the caller has to hear of a full disk: let the OSError go on, or the run believes in a save", points=4.25
 )
 def swallows_errors(path, parts):
     with suppress(OSError):
         AtomicSave()(path, parts)
 
-@mistake(
-    "atomic_save",
-    "another file stays behind each time, such as a backup or a lock: after the rename nobody needs it, so remove it",
-    points=4.25,
-)
-class Backup(AtomicSave):
-    def publish(self, name, path):
-        if os.path.exists(path):
-            with open(path, "rb") as old, open(f"{path}.bak", "wb") as file:
-                file.write(old.read())
-        os.replace(name, path)
-
 @mistake("atomic_save", says="while the file is open")
 class FsyncOfAClosedFile(AtomicSave):
     def finish(self, file):
         file.close()
         os.fsync(file.fileno())
-
-@mistake("atomic_save", says="leave those of other ranks alone", points=4.25)
-def sweeps(path, parts):
-    folder = os.path.dirname(path)
-    for name in os.listdir(folder):
-        if name.endswith(".tmp"):
-            os.remove(os.path.join(folder, name))
-    AtomicSave()(path, parts)
 
 @right("how_often")
 class HowOften:
@@ -350,17 +317,6 @@ class ReadsNothingAhead(Loader):
         self.fetched = state["fetched"]
         self.generator.set_state(state["generator"])
 
-@mistake(
-    "Loader",
-    "state() turns the generator back for good, and the noise of the training that goes on repeats itself",
-    points=3.25,
-)
-class TurnsBack(Loader):
-    def state(self):
-        found = super().state()
-        self.generator.set_state(found["generator"])
-        return found
-
 slip("Loader", "TakesItForFull", 1.75,
     "the queue isn't always full: it's empty before the first batch and after load_state. Subtract len(self.queue), not ahead",
     Loader, state=lambda self: Loader.state(self) | {"used": self.fetched - self.ahead})
@@ -382,18 +338,6 @@ class ForgetsTheQueue(Plain):
     def load_state(self, state):
         self.fetched = state["used"]
         self.generator.set_state(state["generator"])
-
-@mistake(
-    "Loader",
-    "the queue holds one rank's part of each batch, and all ranks load this state: fetch these batches again instead",
-)
-class SavesTheQueue(Plain):
-    def state(self):
-        return super().state() | {"queue": list(self.queue)}
-
-    def load_state(self, state):
-        super().load_state(state)
-        self.queue.extend(state["queue"])
 
 slip("Loader", "SavesTheObject", 0, "", Loader, says="state() has a Generator in it",
     state=lambda self: {"used": self.used, "generator": self.generator})
@@ -515,16 +459,6 @@ class DropsTheRest(NewestWhole):
 def reads_nothing(manifests):
     dist.all_reduce(torch.tensor(1), dist.ReduceOp.MIN)
     return NewestWhole().names(manifests)[4]
-
-@mistake("newest_whole", "ranks send each other the files: a flag says as much", points=3.2)
-class GathersFiles(NewestWhole):
-    def is_whole(self, path, size, crc32):
-        self.read = [*getattr(self, "read", []), path]
-        return super().is_whole(path, size, crc32)
-
-    def agree(self, mine):
-        dist.all_reduce(torch.zeros(4000))
-        return super().agree(mine)
 
 def bytes_of(tensor):
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
