@@ -119,10 +119,7 @@ fit = _task(
     "fit(sizes, seconds)",
     4,
     _fit,
-    (
-        values(0.5, "finds α", "α", alone=True, part=True),
-        values(0.5, "finds β", "β", alone=True, part=True),
-    ),
+    (values(0.5, "finds α", "α", alone=True, part=True), values(0.5, "finds β", "β", alone=True, part=True)),
     cases=(
         Times(14e-6, 50e9, (1, 1_000, 100_000, 10_000_000)),
         Times(3e-6, 450e9, (4_000_000, 64, 250_000)),

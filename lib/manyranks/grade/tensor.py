@@ -195,13 +195,7 @@ _OF_HEADS = (values(0.6, _VALUES, _NAMES), keeps(0.1), _ONE_A_GROUP), _cases_of_
 mlp = _task("MLP(whole, f, g, group)", 5, _mlp, *_OF_UNITS, make=_of_mlp)
 _ADVICE_OF_HEADS = (_LISTS, _NO_HEADS, _HEAD_DIMS)
 attention = _task(
-    "Attention(whole, f, g, group, sharers)",
-    5,
-    _attention,
-    *_OF_HEADS,
-    _ADVICE_OF_HEADS,
-    _F_G_HEADS,
-    make=_of_attention,
+    "Attention(whole, f, g, group, sharers)", 5, _attention, *_OF_HEADS, _ADVICE_OF_HEADS, _F_G_HEADS, make=_of_attention
 )
 
 # Task 4

@@ -236,11 +236,7 @@ def spent(world: World) -> float:
 
 def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, ready: Ready) -> Trial:
     printed, folder = io.StringIO(), _folder(room)
-    with (
-        contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(printed),
-        warnings.catch_warnings(),
-    ):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
         word = secrets.token_hex(8)
         jobs = Each(Job(run, own, ready, word) for own in new.given)
