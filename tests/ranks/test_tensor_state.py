@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from manyranks.parallel.tensor import TensorParallel, cuts, parallelize
+from manyranks.parallel.tensor import Column, TensorParallel, cuts, parallelize
 from manyranks.parallel.tensor.cuts import rank, size
 from manyranks.parallel.tensor.layers import ColumnParallelLinear, How, RowParallelLinear
 from manyranks.parallel.tensor.state import (
@@ -252,23 +252,24 @@ def test_a_checkpoint_before_the_first_step_changes_nothing(sizes, tmp_path):
 
 
 class Mixed(nn.Module):
-    """A matrix cut by rows, one cut by columns with a whole bias, one that is frozen and whole, and a buffer."""
+    """Two parts in one matrix cut by rows, one cut by columns with a whole bias, one that is frozen and whole, a buffer."""
 
     def __init__(self, seed: int):
         super().__init__()
         torch.manual_seed(seed)
-        self.up, self.down = nn.Linear(5, 12).double(), nn.Linear(12, 5).double()
+        self.up, self.down = nn.Linear(5, 24).double(), nn.Linear(12, 5).double()
         self.frozen = nn.Parameter(torch.randn(5, dtype=torch.float64), requires_grad=False)
         self.register_buffer("passes", torch.zeros((), dtype=torch.float64))
 
     def forward(self, x):
         self.passes += 1
-        return self.down(self.up(x).tanh()) + self.frozen
+        gate, up = self.up(x).chunk(2, -1)
+        return self.down(gate.tanh() * up) + self.frozen
 
     def cut(self) -> dict[str, cuts.Cut]:
         t, place = size(None), rank(None)
-        rows, columns = cuts.equal(12, t, place), cuts.equal(12, t, place, dim=1)
-        self.up, self.down = ColumnParallelLinear.of(self.up, How()), RowParallelLinear.of(self.down, How())
+        rows, columns = Column(parts=2).cut(24, t, place, ""), cuts.equal(12, t, place, dim=1)
+        self.up, self.down = ColumnParallelLinear.of(self.up, How(), rows), RowParallelLinear.of(self.down, How())
         return {"up.weight": rows, "up.bias": rows, "down.weight": columns}
 
 
@@ -335,10 +336,10 @@ def test_a_state_of_other_sizes_is_an_error(sizes):
         model = Mixed(0)
         of = model.cut()
         state, optimizer = Mixed(0).state_dict(), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        with pytest.raises(ValueError, match=r"up.weight has shape \(24, 5\), and this model's has \(12, 5\)"):
-            load_full_state_dict(model, state | {"up.weight": torch.zeros(24, 5)}, of)
+        with pytest.raises(ValueError, match=r"up.weight has shape \(12, 5\), and this model's has \(24, 5\)"):
+            load_full_state_dict(model, state | {"up.weight": torch.zeros(12, 5)}, of)
         # What a rank has of it is no whole state.
-        with pytest.raises(ValueError, match=r"up.weight has shape \(4, 5\), and this model's has \(12, 5\)"):
+        with pytest.raises(ValueError, match=r"up.weight has shape \(8, 5\), and this model's has \(24, 5\)"):
             load_full_state_dict(model, model.state_dict(), of)
         with pytest.raises(RuntimeError, match=r"Missing key.*up.bias"):
             load_full_state_dict(model, {k: v for k, v in state.items() if k != "up.bias"}, of)
