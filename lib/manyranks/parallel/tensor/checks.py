@@ -9,9 +9,8 @@ graph that autograd keeps of the forward pass shows it:
     whole                 own                               whole
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -238,27 +237,28 @@ class Whole:
     def _call(self, model: nn.Module, own: Callable[[Any], Any] = lambda x: x) -> Any:
         if isinstance(self.example, Mapping):
             return model(**{name: own(value) for name, value in self.example.items()})
-        alone = isinstance(self.example, Tensor)
-        return model(*map(own, [self.example] if alone else self.example))
+        several = [self.example] if isinstance(self.example, Tensor) else self.example
+        return model(*map(own, several))
 
     def _differs(self, cut: Any) -> str:
         """What does, and what to do, the same on all ranks; empty where nothing does."""
-        before, group = self._before, self.group
+        group = self.group
 
         def own(x: Any) -> Any:
             shares = cut.how.sequence_parallel and isinstance(x, Tensor) and x.dim() > 1
             return own_part(x, group) if shares and x.is_floating_point() else x
 
         def directions(results: list[Tensor]) -> list[Tensor]:
-            pairs = _pairs(_directions(before.results), results, group)
-            return [torch.zeros_like(y) if d is None else d for d, y in pairs]
+            pairs = zip(_directions(self._before.results), results, strict=True)
+            parts = [(_part(whole, y, group), y) for whole, y in pairs]
+            return [torch.zeros_like(y) if d is None else d for d, y in parts]
 
         try:
             run = partial(self._call, cut, own)
             after = _seen(cut.module, run, directions, cut.finish)
-            said = _compared(cut, before, after)
+            said = _compared(cut, self._before, after)
         except (ArithmeticError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            said = f"the model fails once it is cut: {error}; {_hint(cut)}"
+            said = f"the model fails once it is cut: {error}; {_hint(cut.module)}"
         cut.watch()
         everyone = [""] * size(group)
         dist.all_gather_object(everyone, said, group)
@@ -266,11 +266,11 @@ class Whole:
 
 
 class _Seen(NamedTuple):
-    """outputs: of the modules, of each its first, second, … call, as they end."""
+    """outputs: by modules, in the order in which they end; of each the first."""
 
     results: list[Tensor]
-    outputs: dict[tuple[str, int], Tensor]
-    grads: dict[str, Tensor | None]
+    outputs: dict[str, Tensor]
+    grads: dict[str, Tensor]
 
 
 def _seen(
@@ -280,29 +280,22 @@ def _seen(
     finish: Callable[[], None] = lambda: None,
 ) -> _Seen:
     """Runs the model forward, and backward from gradients of the results."""
-    outputs: dict[tuple[str, int], Tensor] = {}
-    calls = Counter()
+    outputs: dict[str, Tensor] = {}
 
     def note(name: str, module: nn.Module, inputs: tuple, result: Any) -> None:
-        calls[name] += 1
         for y in _numbers(result)[:1]:
-            outputs[name, calls[name]] = y.detach().clone()
+            outputs.setdefault(name, y.detach().clone())
 
-    with _as_it_was(model):
-        hooks = [
-            module.register_forward_hook(partial(note, name))
-            for name, module in model.named_modules()
-        ]
-        try:
-            results = _numbers(call())
-        finally:
-            for hook in hooks:
-                hook.remove()
+    with _as_it_was(model), ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_hook(partial(note, name)).remove)
+        results = _numbers(call())
         pairs = zip(results, directions(results), strict=True)
         if learn := [pair for pair in pairs if pair[0].requires_grad]:
             torch.autograd.backward(*zip(*learn, strict=True))
             finish()
-        grads = {name: p.grad for name, p in model.named_parameters()}
+        named = model.named_parameters()
+        grads = {name: p.grad for name, p in named if p.grad is not None}
     return _Seen([y.detach() for y in results], outputs, grads)
 
 
@@ -360,86 +353,75 @@ def _part(whole: Tensor, y: Tensor, group: Group, cut: Cut | None = None) -> Ten
 
 
 def _compared(cut: Any, before: _Seen, after: _Seen) -> str:
-    """What differs by more than rounding; the first module where it shows."""
-    outputs = _off(_pairs(before.results, after.results, cut.group))
-    if outputs:
-        for key, x in before.outputs.items():
-            name, own = key[0], cut.cuts.get(f"{key[0]}.weight")
-            own = own if own and own.dim == 0 else None
-            pair = (
-                _part(x, after.outputs.get(key, x), cut.group, own),
-                after.outputs.get(key, x),
-            )
-            if pair[0] is not None and _off([pair]):
-                return f"{name} gives something else than it did; {_hint(cut, name)}"
-        return f"the model gives something else than it did; {_hint(cut)}"
-    names = list(after.grads)
-    grads = [(before.grads[name], after.grads[name], cut.cuts.get(name)) for name in names]
-    grads = [(x if x is None or own is None else own.own(x), y) for x, y, own in grads]
-    if wrong := _off([_none_is_zero(*pair) for pair in grads]):
+    """What differs by more than rounding; of outputs, the first module where it shows."""
+    pairs = zip(before.results, after.results, strict=True)
+    if _off([(_part(x, y, cut.group), y) for x, y in pairs]):
+        for name, x in before.outputs.items():
+            own, y = cut.cuts.get(f"{name}.weight"), after.outputs.get(name, x)
+            x = _part(x, y, cut.group, own if own and own.dim == 0 else None)
+            if x is not None and _off([(x, y)]):
+                inside = cut.module.get_submodule(name.rpartition(".")[0])
+                return f"{name} gives something else than it did; {_hint(inside)}"
+        return f"the model gives something else than it did; {_hint(cut.module)}"
+    grads = {}
+    for name, p in cut.module.named_parameters():
+        if name in before.grads or name in after.grads:  # to have none is to have zeros
+            x = before.grads.get(name)
+            part = cut.cuts[name].own if x is not None and name in cut.cuts else lambda x: x
+            x = torch.zeros_like(p) if x is None else part(x)
+            grads[name] = x, after.grads.get(name, torch.zeros_like(p))
+    if wrong := _off(list(grads.values())):
         return (
-            f"the gradient of {names[wrong[0]]} is a part of the whole model's that nobody "
-            "adds up: enter what it works on by copy_in, or leave layers around it whole"
+            f"the gradient of {list(grads)[wrong[0]]} is a part of the whole model's that "
+            "nobody adds up: enter what it works on by copy_in, or leave layers around it "
+            "whole"
         )
     return ""
 
 
-def _pairs(whole: list[Tensor], found: list[Tensor], group: Group) -> list[tuple]:
-    return [(_part(x, y, group), y) for x, y in zip(whole, found, strict=True)]
-
-
-def _none_is_zero(x: Tensor | None, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    if x is None and y is None:
-        return torch.zeros(()), torch.zeros(())
-    return (torch.zeros_like(y) if x is None else x), (
-        torch.zeros_like(x) if y is None else y
-    )
-
-
 def _off(pairs: list[tuple[Tensor | None, Tensor]]) -> list[int]:
-    """Which pairs differ by more than rounding, of small ones by the largest one's."""
+    """Which pairs differ by more than rounding, of small ones by the largest one's.
+
+    That is half of the digits, for there are many layers, and norms compute in 32 bits.
+    """
     norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
-    most = max((norm(x) for x, _ in pairs if x is not None), default=0)
-    return [
-        k
-        for k, (x, y) in enumerate(pairs)
-        if x is None or not norm(x - y) <= _rounding(y) * max(norm(x), most / 32)
-    ]
-
-
-def _rounding(y: Tensor) -> float:
-    """Half of the digits, and some layers. Norms compute in 32 bits at best."""
-    return 4 * max(torch.finfo(y.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    most, off = max((norm(x) for x, _ in pairs if x is not None), default=0), []
+    for k, (x, y) in enumerate(pairs):
+        digit = max(torch.finfo(y.dtype).eps, torch.finfo(torch.float32).eps)
+        if x is None or not norm(x - y) <= 4 * digit**0.5 * max(norm(x), most / 32):
+            off.append(k)
+    return off
 
 
 def _counts(module: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
     """Modules with a count of the heads that a layer of theirs has had."""
     for parent in module.modules():
-        columns = [
-            c for c in parent.children() if isinstance(c, layers.ColumnParallelLinear)
-        ]
-        heads = {count for child in columns for count in getattr(child, "heads", ())}
+        heads = {count for child in _columns(parent) for count in child.heads}
         for name in _COUNTS:
             if vars(parent).get(name) in heads:
                 yield parent, name, vars(parent)[name]
 
 
-def _hint(cut: Any, name: str = "") -> str:
-    """What may be wrong in the module that has this one."""
-    inside, found = cut.module.get_submodule(name.rpartition(".")[0]), []
-    for parent, attribute, heads in _counts(inside):
+def _hint(module: nn.Module) -> str:
+    """What in this module may count the whole, and what to do."""
+    found = []
+    for parent, name, heads in _counts(module):
         found.append(
-            f"{type(parent).__name__}.{attribute}={heads} counts whole heads: divide by t"
+            f"{type(parent).__name__}.{name}={heads} counts whole heads: divide by t"
         )
-    for where, row in inside.named_modules():
-        if isinstance(row, layers.RowParallelLinear):
-            parent = inside.get_submodule(where.rpartition(".")[0])
-            for own, child in parent.named_children():
-                several = len(getattr(child, "weight", ())) // row.weight.shape[1]
-                if isinstance(child, layers.ColumnParallelLinear) and several > 1:
-                    found.append(
-                        f"{own} makes {several} times what the next layer takes: if these "
-                        f"are parts end to end, give it Column(parts={several})"
-                    )
+    for parent in module.modules():
+        rows = [c for c in parent.children() if isinstance(c, layers.RowParallelLinear)]
+        for column in _columns(parent):
+            several = {len(column.weight) / row.weight.shape[1] for row in rows}
+            found += [
+                f"a layer makes {many:.0f} times what the next one takes: if these are "
+                f"parts end to end, give it Column(parts={many:.0f})"
+                for many in several
+                if many > 1 and many == int(many)
+            ]
     general = "what counts heads or features must count this rank's"
     return "; ".join(dict.fromkeys(found)) or general
+
+
+def _columns(parent: nn.Module) -> list[layers.ColumnParallelLinear]:
+    return [c for c in parent.children() if isinstance(c, layers.ColumnParallelLinear)]
