@@ -300,6 +300,41 @@ def one_f_one_b(rank, p, m):
     return order
 """
 
+_BY_ROWS = """
+def by_rows(x, w):
+    rank, t = dist.get_rank(), dist.get_world_size()
+    term = x.chunk(t, dim=1)[rank] @ w.chunk(t, dim=0)[rank]
+    dist.all_reduce(term)
+    return term
+"""
+_MLP = """
+def mlp(x, gate, up, down):
+    rank, t = dist.get_rank(), dist.get_world_size()
+    middle = functional.silu(by_columns(x, gate)) * by_columns(x, up)
+    return middle @ down.chunk(t, dim=0)[rank]
+"""
+_COPY_IN = """
+def copy_in(x):
+    return Both.apply(x, same, summed)
+
+
+def reduce_out(term):
+    return Both.apply(term, summed, summed)
+"""
+_OWN_HEADS = """
+def own_heads(w, heads):
+    rank, t = dist.get_rank(), dist.get_world_size()
+    first, count = rank * heads // t, heads // t
+    return w.unflatten(1, (heads, -1))[:, first : first + count].flatten(1)
+"""
+_GATHER_IN = """
+def gather_in(x):
+    return Both.apply(x, gathered, lambda grad: grad.chunk(dist.get_world_size(), dim=1)[dist.get_rank()])
+
+
+def reduce_scatter_out(term):
+    return Both.apply(term, scattered, gathered)
+"""
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -350,6 +385,13 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "one_f_one_b": (_ONE_F_ONE_B, "with p = 4 and m = 8, rank 0 does F0 F1 F2 F3 B0 F4"),
         "halves": ("def halves(x, weight, grad):\n    return grad @ weight, x.T @ grad", "they should be [(5, 3), (2, 3)]"),
+    },
+    "06_tensor": {
+        "by_rows": (_BY_ROWS, "rank 0 has [[4321, 600, 8040, 2], [1234, 400, 2060, 8]]; it should have [[1, 0, 0, 2]"),
+        "mlp": (_MLP, "each rank still has a term: sum them"),
+        "copy_in": (_COPY_IN, "g's gradient is 8 where each rank has 2; it should be 2"),
+        "own_heads": (_OWN_HEADS, "with 2 heads, rank 0 has []; it should have [0]"),
+        "gather_in": (_GATHER_IN, "gather_in's gradient is [1]; it should be [10]"),
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),

@@ -11,7 +11,6 @@ from tests.conftest import INSTALL, ROOT
 # NCCL, and says so.
 CANNOT = {
     "05_pipeline": {"lesson-034"},
-    "06_tensor": {"cell-093", "cell-094", "cell-098", "cell-100"},
     "08_expert": {"c087", "c088", "c089", "c090"},
     "lab/02_data_parallel": {"c0ce288d", "e445c7f6"},
     "lab/03_zero": {"lab-155"},
