@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from manyranks.grade.answers import also_right, mistake, right
-from manyranks.parallel.tensor import mappings
+from manyranks.parallel.tensor import layers
 
 # fmt: off
 GROUP = "the ranks are those of `group`: dist.get_rank(group), dist.get_world_size(group), and group=group in each call"
@@ -152,8 +152,8 @@ slip("copy_in", "copy_in_of_a_list", 0, "", says="apply takes tensors one by one
 slip("copy_in", "CopyInViews", 0, "", says="reshape(-1) in place of view(-1)",
      sum=lambda self, tensors: CopyIn.sum(self, [tensor.view(-1).view(tensor.shape) for tensor in tensors]))
 slip("reduce_out", "reduce_out_by_the_library", 0, "",
-     function=lambda tensors, group=None: [mappings.all_reduce(tensors[0].detach(), group)],
-     says="manyranks.parallel.tensor.mappings.all_reduce is not allowed")
+     function=lambda tensors, group=None: [layers.all_reduce(tensors[0].detach(), group)],
+     says="manyranks.parallel.tensor.layers.all_reduce is not allowed")
 
 # Task 2
 
