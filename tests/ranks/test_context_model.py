@@ -46,21 +46,22 @@ def batch(number: int) -> tuple[Tensor, Tensor, Tensor]:
     return tokens_BT[:, :-1], targets_BT, documents_BT
 
 
-class ByDocument(nn.Module):
-    """What one process needs for documents."""
+class Masked(nn.Module):
+    """What one process needs for documents and windows."""
 
-    rows: Tensor | None = None
+    def __init__(self, **mask):
+        super().__init__()
+        self.mask = mask
 
     def forward(self, *qkv: Tensor) -> Tensor:
-        return blockwise_attention(*qkv, documents_BT=self.rows)
+        return blockwise_attention(*qkv, **self.mask)
 
 
-def alone(model: GPT, number: int, documents: bool) -> Tensor:
+def alone(model: GPT, number: int, documents: bool, window: int | None = None) -> Tensor:
     inputs, targets, rows = batch(number)
     if documents:
         for layer in model.layers:
-            layer.attention.core = ByDocument()
-            layer.attention.core.rows = rows
+            layer.attention.core = Masked(documents_BT=rows, window=window)
     return nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
@@ -132,12 +133,12 @@ def gaps(model: nn.Module, other: nn.Module) -> float:
 
 
 def with_checkpoints() -> dict[str, float]:
-    """Layers of which only the input is kept: the ring goes round once more in backward."""
+    """Layers of which only the input is kept, with documents and a window: the ring goes round once more in backward."""
     found = {}
     for attention in ("ring", "all-gather", "ulysses"):
-        one, model = gpt("gpt2"), ContextParallel(gpt("gpt2"), CORES, attention=attention)
+        one, model = gpt("gpt2"), ContextParallel(gpt("gpt2"), CORES, attention=attention, window=6)
         assert len(checkpoint_modules(model, lambda module: isinstance(module, Layer))) == 2
-        alone(one, 0, documents=True).backward()
+        alone(one, 0, documents=True, window=6).backward()
         ours(model, 0, documents=True).backward()
         model.finish()
         found[attention] = gaps(model.module, one)
