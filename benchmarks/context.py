@@ -18,7 +18,7 @@ from benchmarks.compare import Row, pairs, timed
 from manyranks import theory
 from manyranks.measure import meta
 from manyranks.parallel import context
-from manyranks.parallel.context import blockwise
+from manyranks.parallel.context import ring
 
 SIZE = 64  # of a head
 LONG, LONG_ROUNDS = 2**15, 3
@@ -219,7 +219,7 @@ def _least_shard(ranks: int) -> float:
 def _shapes_step(shard: int) -> None:
     """Forward and backward in bfloat16 without numbers; a visit's attention is one operator, as a flash kernel is."""
     sizes = [(1, heads, shard, LLAMA.hidden // LLAMA.heads) for heads in (LLAMA.heads, LLAMA.kv_heads, LLAMA.kv_heads)]
-    with meta.without_numbers(), meta.fused(blockwise, "attend", "attend_backward"):
+    with meta.without_numbers(), meta.fused(ring, "attend", "attend_backward"):
         q, k, v = (torch.empty(size, dtype=torch.bfloat16, requires_grad=True) for size in sizes)
         o = context.ring_attention(q, k, v, tile=shard // 2)
         o.backward(torch.empty_like(o))

@@ -40,7 +40,7 @@ def attend(
     seq: int = SEQ,
     heads: int = HEADS,
 ) -> None:
-    o = ATTENTION[variant](*inputs(kv_heads, seq, dtype, heads), None, causal, layout, tile=tile)
+    o = ATTENTION[variant](*inputs(kv_heads, seq, dtype, heads), causal=causal, layout=layout, tile=tile)
     if backward:
         o.backward(torch.ones_like(o))
 

@@ -101,7 +101,9 @@ def test_its_gradients_are_those_of_finite_differences():
     documents_BT = torch.tensor([[3, 3, 3, 1, 1]])
     qkv = [draw(1, heads, 5, 2, seed=k).requires_grad_() for k, heads in enumerate((2, 1, 1))]
     for causal in (True, False):
-        assert torch.autograd.gradcheck(lambda *x, causal=causal: blockwise_attention(*x, causal, documents_BT, 2), qkv)
+        assert torch.autograd.gradcheck(
+            lambda *x, causal=causal: blockwise_attention(*x, causal=causal, documents_BT=documents_BT, tile=2), qkv
+        )
 
 
 STRIDES = {
@@ -208,7 +210,7 @@ def test_pairs_of_tiles_of_which_nothing_is_seen_cost_nothing(causal, documents)
     assert not (causal or documents == "one row") or scores < 13 * 13
     qkv = [draw(2, heads, 13, 7, seed=heads).requires_grad_() for heads in (6, 2, 2)]
     with WorkCounter() as forward:
-        o = blockwise_attention(*qkv, causal, rows, 5)
+        o = blockwise_attention(*qkv, causal=causal, documents_BT=rows, tile=5)
     with WorkCounter() as backward:
         o.sum().backward()
     product_flops = 2 * 7 * 2 * 6 * scores
@@ -220,7 +222,7 @@ def test_no_tensor_is_larger_than_the_scores_of_a_pair_of_tiles():
     qkv = [draw(1, heads, 256, 2).float().requires_grad_() for heads in (4, 1, 1)]
     for causal, documents in product((True, False), (None, torch.arange(256)[None] // 100)):
         with Largest() as largest:
-            blockwise_attention(*qkv, causal, documents, 32).sum().backward()
+            blockwise_attention(*qkv, causal=causal, documents_BT=documents, tile=32).sum().backward()
         assert largest.bytes == 4 * 32 * 32 * 4
     with Largest() as largest:
         full(*qkv)
