@@ -155,34 +155,38 @@ class Behind:
     """
 
     def __init__(self, everyone: Members | None = None, hops: list[int] | None = None):
-        self.everyone, self.hops, self.works = everyone, hops, []
+        self.everyone, self.hops = everyone, hops
         self.own: Tensor | None = None
+        self.travelling: tuple[Tensor, ...] = ()  # what leaves, and what comes
+        self.works: list[dist.Work] = []
+        self.spare: list[Tensor] = []  # memory that's used again
 
     def room(self, k_BGTD: Tensor) -> Tensor:
         """Zeros, to which the gradients of this block's keys and values are added."""
-        return zeros_like(k_BGTD, 2)
+        return self.spare.pop().zero_() if self.spare else zeros_like(k_BGTD, 2)
 
     def add(self, part: Tensor) -> None:
         """Sends on what others and this rank have found for the block that is here now."""
         if self.own is None:
             self.own = part
             return
-        if self.works:  # behind the second visitor comes what others have found for it
-            part += self._arrived()
-        self.leaving, self.coming = part, torch.empty_like(part)
-        self.works = hop(part, self.coming, self.hops.pop(0), self.everyone)
+        self._add_arrived(part)  # what others have found, from the second visitor on
+        coming = self.spare.pop() if self.spare else torch.empty_like(part)
+        self.travelling = part, coming
+        self.works = hop(part, coming, self.hops.pop(0), self.everyone)
 
     def home(self) -> Tensor:
         """The whole gradient of this rank's own block."""
-        if self.works:
-            self.own += self._arrived()
+        self._add_arrived(self.own)
+        self.spare.clear()
         return self.own
 
-    def _arrived(self) -> Tensor:
-        wait(self.works)
-        self.works = []  # they hold the tensors
-        arrived, self.leaving, self.coming = self.coming, None, None
-        return arrived
+    def _add_arrived(self, part: Tensor) -> None:
+        if self.travelling:
+            wait(self.works)
+            part += self.travelling[1]
+            self.spare += self.travelling
+            self.works, self.travelling = [], ()
 
 
 # One block, tile by tile: the scores of all its tokens never exist at the same time
