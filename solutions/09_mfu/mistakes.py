@@ -470,15 +470,6 @@ def waits_in_the_calls_order(spans, *given):
 def no_python(*given):
     return budget(*given, left=lambda parts: 0.0)
 
-@wrong_budget(says="one all-reduce, op=dist.ReduceOp.MAX", points=4)
-def gathers_traces(spans, *given):
-    def gathered(row):
-        found = [None] * dist.get_world_size()
-        dist.all_gather_object(found, (spans, row))
-        return torch.stack([theirs for _, theirs in found]).amax(0)
-
-    return budget(spans, *given, largest=gathered)
-
 # Task 6. instead: what a mistake takes in place of a rule
 
 @right("lost_time")

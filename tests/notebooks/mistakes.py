@@ -388,10 +388,10 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "06_tensor": {
         "by_rows": (_BY_ROWS, "rank 0 has [[4321, 600, 8040, 2], [1234, 400, 2060, 8]]; it should have [[1, 0, 0, 2]"),
-        "mlp": (_MLP, "y is off by"),
+        "mlp": (_MLP, "each rank still has a term: sum them"),
         "copy_in": (_COPY_IN, "g's gradient is 8 where each rank has 2; it should be 2"),
         "own_heads": (_OWN_HEADS, "with 2 heads, rank 0 has []; it should have [0]"),
-        "gather_in": (_GATHER_IN, "its gradient is [1]; it should be [10]"),
+        "gather_in": (_GATHER_IN, "gather_in's gradient is [1]; it should be [10]"),
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),

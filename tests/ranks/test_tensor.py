@@ -11,7 +11,7 @@ from torch import nn
 
 from manyranks.measure import parity
 from manyranks.parallel.tensor import Column, ColumnParallelLinear, Row, RowParallelLinear, parallelize
-from manyranks.parallel.tensor.mappings import own_part
+from manyranks.parallel.tensor.cuts import own_part
 from manyranks.training import tensor_styles
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, MLP, Attention, loss
@@ -112,7 +112,7 @@ def linears() -> list[float]:
 
 
 def single(ours: nn.Module, whole: nn.Module, shape: tuple[int, ...]) -> list[float]:
-    start, stop = ours.cut.spans[ours.cut.place]
+    start, stop = ours.cut.span
     columns = ours.cut.dim == 0
     x, grad = random(*shape, whole.in_features), random(*shape, whole.out_features, seed=1)
     x_own = x if columns else x[..., start:stop].clone()

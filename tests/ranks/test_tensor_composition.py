@@ -26,10 +26,10 @@ from manyranks.parallel.tensor import (
     copy_in,
     gather_in,
     parallelize,
+    reduce_out,
     reduce_scatter_out,
-    split_in,
 )
-from manyranks.parallel.tensor.mappings import own_part
+from manyranks.parallel.tensor.cuts import own_part
 from manyranks.training import tensor_styles
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, Layer, loss
@@ -162,15 +162,16 @@ def by_hand(sequence_parallel: bool) -> float:
     whole = x.clone().requires_grad_()
     alone(whole).backward(grad)
     expected = alone[0].weight.grad[rows].clone()
-    own = x.clone().requires_grad_()
-    there = gather_in(split_in(own)) if sequence_parallel else copy_in(own)
+    cut = own_part if sequence_parallel else torch.clone
+    own = cut(x).requires_grad_()
+    there = (gather_in if sequence_parallel else copy_in)(own)
     y = alone[1](there @ alone[0].weight[rows].T + alone[0].bias[rows]) @ alone[2].weight[:, rows].T
     alone.zero_grad()
     if sequence_parallel:
-        (reduce_scatter_out(y) * own_part(grad)).sum().backward()
+        reduce_scatter_out(y).backward(own_part(grad))
     else:
-        (y * grad).sum().backward()
-    return max(off(own.grad, whole.grad), off(alone[0].weight.grad[rows], expected))
+        reduce_out(y).backward(grad)
+    return max(off(own.grad, cut(whole.grad)), off(alone[0].weight.grad[rows], expected))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from manyranks.parallel.tensor import Column, ColumnParallelLinear, How, Row, RowParallelLinear, parallelize
-from manyranks.parallel.tensor.mappings import own_part
+from manyranks.parallel.tensor.cuts import own_part
 from tests.ranks.test_tensor import DEGREES, WAYS, gaps, lively, off, random, single
 
 SHAPES = (2, 12), (2, 12, 3), (0, 12)  # before the features; dim 1 is the sequence

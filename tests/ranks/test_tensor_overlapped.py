@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import manyranks as mr
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.collectives.messages import Members, wait
-from manyranks.parallel.tensor import linear, overlapped
+from manyranks.parallel.tensor import layers, overlapped
 from manyranks.timeline import Compute, Recv, Send, Wait
 
 B, S, INTO, OUT = 2, 12, 8, 24  # 12 tokens and 24 features: 2, 3 and 4 divide both
@@ -38,7 +38,7 @@ def own(frozen: tuple[str, ...] = (), **how) -> dict[str, Tensor]:
 
 def block(p: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Of this rank: two column-parallel layers of one input, and a row-parallel one after them."""
-    first, second = overlapped.column(p["x"], [p["first"], p["second"]], [p["bias"], None])
+    first, second = overlapped.column(p["x"], [(p["first"], p["bias"]), (p["second"], None)])
     return first, overlapped.row(F.gelu(second), p["down"])
 
 
@@ -138,21 +138,21 @@ def test_with_frozen_weights_nothing_is_gathered_again(shared_world):
     assert m.payload_bytes[0] == 4 * 2 * shard
 
 
-def layer(how: linear.How) -> None:
+def layer(how: layers.How) -> None:
     """As a transformer layer: q, k, v of one input, then the output; up, then down; forward and backward."""
     torch.manual_seed(0)
     whole = [torch.nn.Linear(INTO, OUT) for _ in range(4)] + [torch.nn.Linear(OUT, INTO) for _ in range(2)]
-    q, k, v, up = (linear.ColumnParallelLinear.of(one, how) for one in whole[:4])
-    output, down = (linear.RowParallelLinear.of(one, how) for one in whole[4:])
+    q, k, v, up = (layers.ColumnParallelLinear.of(one, how) for one in whole[:4])
+    output, down = (layers.RowParallelLinear.of(one, how) for one in whole[4:])
     x = torch.randn(B, S // dist.get_world_size(), INTO).requires_grad_()
-    x = x + output(sum(linear.column_parallel(x, q, k, v)))
+    x = x + output(sum(layers.column_parallel(x, q, k, v)))
     (x + down(F.gelu(up(x)))).sum().backward()
 
 
 def test_a_layer_sends_the_bytes_of_six_all_gathers_and_four_reduce_scatters(shared_worlds):
     t = shared_worlds.size
     plain, decomposed = (
-        shared_worlds.measure(layer, linear.How(sequence_parallel=True, overlap=overlap)) for overlap in (False, True)
+        shared_worlds.measure(layer, layers.How(sequence_parallel=True, overlap=overlap)) for overlap in (False, True)
     )
     assert [decomposed.payload_bytes[r] for r in range(t)] == [10 * (t - 1) * 4 * B * S * INTO // t] * t
     assert decomposed.payload_bytes == plain.payload_bytes
@@ -165,8 +165,8 @@ def test_what_is_kept_for_backward_is_the_shard(shared_world):
     def kept():
         p = own()
         x, u = p["x"] * 1, torch.ones(B, S, 2 * OUT // 3, dtype=DOUBLE).requires_grad_() * 1
-        weights, biases = [p["first"], p["second"]], [p["bias"], None]
-        of_column = saved_bytes(overlapped.column, x, weights, biases, parameters=p.values())
+        both = [(p["first"], p["bias"]), (p["second"], None)]
+        of_column = saved_bytes(overlapped.column, x, both, parameters=p.values())
         return of_column, saved_bytes(overlapped.row, u, p["down"], parameters=p.values())
 
     assert shared_world.run(kept) == [(8 * B * S * INTO // 3, 8 * B * S * 2 * OUT // 3)] * 3

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from manyranks.parallel.tensor import TensorParallel, cuts, parallelize
-from manyranks.parallel.tensor.linear import ColumnParallelLinear, How, RowParallelLinear
-from manyranks.parallel.tensor.mappings import rank, size
+from manyranks.parallel.tensor.cuts import rank, size
+from manyranks.parallel.tensor.layers import ColumnParallelLinear, How, RowParallelLinear
 from manyranks.parallel.tensor.state import (
     full_optimizer_state_dict,
     full_state_dict,

@@ -9,7 +9,7 @@ import torch
 import manyranks as mr
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.tensor import parallelize
-from manyranks.parallel.tensor.mappings import own_part
+from manyranks.parallel.tensor.cuts import own_part
 from manyranks.theory import collectives, tensor
 from manyranks.theory.plan import Plan
 from manyranks.training import tensor_styles

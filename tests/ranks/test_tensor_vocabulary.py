@@ -16,7 +16,7 @@ import manyranks as mr
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.tensor import VocabParallelEmbedding, copy_in, vocab_parallel_cross_entropy
 from manyranks.parallel.tensor.cuts import padded
-from manyranks.parallel.tensor.linear import How
+from manyranks.parallel.tensor.layers import How
 from manyranks.theory import collectives
 
 VOCABULARIES = [3, 7, 10, 16]  # on 4 ranks the first one's last rank has nothing but padding
@@ -60,7 +60,7 @@ def looked_up(vocab: int, sequence_parallel: bool) -> float:
     assert torch.equal(y, x_BSH[:, part]), "one rank's row plus zeros is exact"
     (x_BSH * outer_BSH).sum().backward()
     (y * outer_BSH[:, part]).sum().backward()
-    own = cut(vocab).spans[rank]
+    (own,) = cut(vocab).spans[rank]
     assert ours.weight.shape == (-(-vocab // n), 5)
     assert not ours.weight[own[1] - own[0] :].any()
     assert not ours.weight.grad[own[1] - own[0] :].any()
@@ -125,7 +125,7 @@ def test_an_embedding_with_an_option_that_needs_all_rows_is_refused(option):
 def own_columns(logits_BSV: torch.Tensor, filling: float = math.nan) -> torch.Tensor:
     """This rank's logits, as a leaf; what they are filled up with must take no part."""
     c = cut(logits_BSV.shape[-1])._replace(dim=logits_BSV.dim() - 1)
-    start, stop = c.spans[c.place]
+    start, stop = c.span
     shard = c.own(logits_BSV.detach())
     shard[..., stop - start :] = filling
     return shard.requires_grad_()
@@ -140,7 +140,7 @@ def differences(logits_BSV, targets_BS, outer=None, **options) -> tuple[float, f
     outer = torch.full_like(expected, 2.5) if outer is None else outer
     (expected * outer.view_as(expected)).sum().backward()
     (found * outer.view_as(found)).sum().backward()
-    start, stop = cut(vocab).spans[dist.get_rank()]
+    start, stop = cut(vocab).span
     assert not shard.grad[..., stop - start :].any(), "padding got a gradient"
     return gap(found.detach(), expected.detach()), gap(gathered(shard.grad, vocab, logits_BSV.dim() - 1), whole.grad)
 
@@ -439,7 +439,7 @@ def train(group: dist.ProcessGroup | None, steps: int = 20) -> torch.Tensor:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    start, stop = tied.cut.spans[tied.cut.place]
+    start, stop = tied.cut.span
     assert not tied.weight[stop - start :].any(), "padding has changed"
     return torch.tensor(losses, dtype=DOUBLE)
 

@@ -45,7 +45,7 @@ def test_heads_stay_whole_and_where_there_are_few_neighbours_have_copies(ranks, 
         found = comes_back(cuts.by_heads, t, heads * each, dim, heads)
         for place, cut in enumerate(found):
             assert cut.longest == each * max(1, heads // t)
-            assert all(end % each == 0 for end in cut.spans[place])
+            assert all(end % each == 0 for end in cut.span)
             assert cut.copies == tuple(r for r in range(t) if found[r].spans[r] == cut.spans[place])
             assert len(cut.copies) == max(1, t // heads)
 
@@ -57,7 +57,7 @@ def test_the_key_value_head_of_each_query_head_is_on_its_rank(t, heads, each):
     for kv in (k for k in range(1, heads + 1) if heads % k == 0 and (k % t == 0 or t % k == 0)):
         queries, keys = all_ranks(cuts.by_heads, t, heads * each, heads), all_ranks(cuts.by_heads, t, kv * each, kv)
         for r in range(t):
-            (a, b), (c, d) = (found[r].spans[r] for found in (queries, keys))
+            (a, b), (c, d) = (found[r].span for found in (queries, keys))
             assert {q * kv // heads for q in range(a // each, b // each)} == set(range(c // each, d // each))
 
 
@@ -66,7 +66,7 @@ def test_a_padded_cut_gives_each_rank_as_much_and_its_zeros_do_not_come_back(siz
     found, whole = comes_back(cuts.padded, t, size, dim), parameter(size, dim)
     assert {cut.longest for cut in found} == {-(-size // t)}
     for r, cut in enumerate(found):
-        start, stop = cut.spans[r]
+        start, stop = cut.span
         assert torch.equal(cut.own(whole).narrow(dim, 0, stop - start), whole.narrow(dim, start, stop - start))
         assert not cut.own(whole).narrow(dim, stop - start, cut.longest - stop + start).any()
         assert cut.copies == (r,)  # nothing but filling is no copy

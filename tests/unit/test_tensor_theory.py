@@ -1,4 +1,4 @@
-"""theory.tensor and tensor2d: calls, payload, kept bytes and parameters of a cut layer against the papers' formulas."""
+"""theory.tensor: calls, payload, kept bytes and parameters of a cut layer against the papers' formulas."""
 
 import re
 from dataclasses import replace
@@ -19,7 +19,6 @@ from manyranks.theory import (
     published,
     step,
     tensor,
-    tensor2d,
 )
 from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.tensor import Calls, Passes
@@ -178,18 +177,6 @@ def test_norms_biases_and_positions_are_summed_with_sequence_parallelism_only():
     assert tensor.finish(GPT, 4, True, itemsize=8) == Calls(all_reduce=1, bytes=2 * 3 * whole * 8 // 4)
 
 
-# More than one dimension
-
-
-def test_summa_receives_all_but_its_own_blocks():
-    """Counted block by block on a 3 × 3 mesh."""
-    q, tokens, inputs, outputs = 3, 12, 6, 9
-    block = (tokens // q) * (inputs // q) + (inputs // q) * (outputs // q)
-    received = sum(block for _ in range(q)) - block
-    assert tensor2d.summa_received(tokens, inputs, outputs, q) == received
-    assert tensor2d.summa_received(tokens, inputs, outputs, 1) == 0
-
-
 # Bad input
 
 
@@ -207,8 +194,6 @@ def test_summa_receives_all_but_its_own_blocks():
         (lambda: tensor.parameters(models["deepseek-v3"], 2), "deepseek-v3 has experts or latent attention"),
         (lambda: tensor.parameters("gpt2", 2), "shape='gpt2': give a ModelShape"),
         (lambda: tensor.saved(LLAMA, Plan(tp=16)), "tp=16 does not divide the 8 heads"),
-        (lambda: tensor2d.summa_received(8, 6, 8, 4), "inputs=6 on a mesh of 4 × 4: give a multiple of 4"),
-        (lambda: tensor2d.summa_received(8, 6, 8, 0), "q=0: must be"),
         (lambda: pace.of_layer(LLAMA, Plan(tp=16), clusters["h100-dgx"]), "tp=16 does not divide the 8 heads"),
         (lambda: pace.of_layer(LLAMA, Plan(), clusters["h100-dgx"], moe=True), "moe=True: llama has no layer with experts"),
     ],

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from manyranks.given import numbers
 from manyranks.measure.prints import size
 from manyranks.parallel.mesh import AXES, Mesh
-from manyranks.parallel.tensor.mappings import Group, copy_in, reduce_out
+from manyranks.parallel.tensor.cuts import Group
+from manyranks.parallel.tensor.layers import copy_in, reduce_out
 from manyranks.theory.hardware import Link
 from manyranks.world.measurement import Measurement, payload
 from manyranks.world.programs import key_of

@@ -75,7 +75,7 @@ class WholeMLP(nn.Module):
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         gate_SBU, up_SBU = self.gate_up(x_SBH).chunk(2, -1)
-        return x_SBH + self.down(F.gelu(gate_SBU) * up_SBU)
+        return x_SBH + self.down(F.silu(gate_SBU) * up_SBU)
 
 
 class WholeAttention(nn.Module):

@@ -211,6 +211,11 @@ def at_most(
     return Judge(what, share, verdict, roughly if grain else look)
 
 
+def as_bytes(count: float) -> str:
+    """What `unit` is for bytes."""
+    return size(round(count))
+
+
 def if_done(done: Callable[[Seen], bool], judge: Callable[..., Judge]) -> Callable[..., Judge]:
     """Makes judges that give nothing to who does nothing at all, where something is to be done: nothing is held then."""
 

@@ -28,7 +28,7 @@ from manyranks.given.tensor import (
     place_of,
     untouched,
 )
-from manyranks.grade.check import Task
+from manyranks.grade.check import Task, arguments
 from manyranks.grade.judges import at_most, by, values
 from manyranks.grade.learner import NOTHING_GIVEN
 from manyranks.grade.tensor_looks import (
@@ -53,8 +53,8 @@ _LISTS = (r"\bnot list\b|'list' (and|object)|and 'list'|returned is a list", "f 
 
 
 def _task(call: str, points: float, run: Callable, judge: tuple, cases: Callable, advice=(), unexplained="", **more) -> Task:
-    name, more = call.partition("(")[0], {"call": call, "ready": READY, "unexplained": unexplained, **more}
-    return Task("06_tensor", name, points, run, judge, cases, part=True, advice=(*advice, *ADVICE), **more)
+    more = {"ready": READY, "unexplained": unexplained, **more}
+    return Task("06_tensor", call, points, run, judge, cases, part=True, advice=(*advice, *ADVICE), **more)
 
 
 # Task 1
@@ -192,17 +192,10 @@ _ONE_EACH = traffic(0.35, "makes one all-reduce forward and one backward")
 _ONE_A_GROUP = traffic(0.3, "makes one all-reduce a group, for x and memory, and for shared heads")
 _OF_UNITS = (values(0.5, _VALUES, _NAMES), keeps(0.15), _ONE_EACH), _cases_of_mlp, (_LISTS, _DIMS), _F_G
 _OF_HEADS = (values(0.6, _VALUES, _NAMES), keeps(0.1), _ONE_A_GROUP), _cases_of_attention
-mlp = _task("MLP(whole, f, g, group)", 5, _mlp, *_OF_UNITS, a_class=True, make=_of_mlp)
+mlp = _task("MLP(whole, f, g, group)", 5, _mlp, *_OF_UNITS, make=_of_mlp)
 _ADVICE_OF_HEADS = (_LISTS, _NO_HEADS, _HEAD_DIMS)
 attention = _task(
-    "Attention(whole, f, g, group, sharers)",
-    5,
-    _attention,
-    *_OF_HEADS,
-    _ADVICE_OF_HEADS,
-    _F_G_HEADS,
-    a_class=True,
-    make=_of_attention,
+    "Attention(whole, f, g, group, sharers)", 5, _attention, *_OF_HEADS, _ADVICE_OF_HEADS, _F_G_HEADS, make=_of_attention
 )
 
 # Task 4
@@ -344,7 +337,7 @@ _JUDGED = (
     traffic(0.2, _SENDS, _BLOCK_SENDS, _gathered_once),
     at_most(0.15, _OWN, f"^{_KEPT}", _GATHERED, _POSITION_BYTES // 2, _MORE, size, grain=2048),
 )
-_METHODS = (("forward", "the check calls block(x_sBH, seed)"),)
+_CALLED = ((arguments("forward"), "the check calls block(x_sBH, seed)"),)
 _OF = "Block(whole, p, f, group)"
-_MORE_OF_BLOCK = {"a_class": True, "methods": _METHODS, "make": _of_block, "then": of_dropout}
-block = _task(_OF, 6, _block, _JUDGED, _cases_of_block, (), _BLOCK_SENDS, **_MORE_OF_BLOCK)
+_MORE_OF_BLOCK = {"make": _of_block, "then": of_dropout}
+block = _task(_OF, 6, _block, _JUDGED, _cases_of_block, _CALLED, _BLOCK_SENDS, **_MORE_OF_BLOCK)

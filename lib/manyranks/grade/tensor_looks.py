@@ -54,14 +54,14 @@ _SUMS = (
 )
 _NONE_DROPPED = "nothing was dropped: F.dropout(y, p) or a mask, also where the module is not asked for training"
 _READ = "the masks are read off the result: put that right first"
-_ODDS = "an element is dropped with probability p, by itself, and those that stay are divided by 1 − p"
-_TOGETHER_DROPPED = "each element is dropped or kept by itself: a mask has one number per position, sequence and feature"
+_ODDS = "each element is dropped with probability p, whatever happens to others, and those that stay are divided by 1 − p"
+_TOGETHER_DROPPED = "each element is dropped or kept alone: a mask has one number per position, sequence, and feature"
 _AGAIN = (
     "the same seed has to give the same mask, however often it is used: a generator of its own, made from the seed, each time"
 )
 _SAME_RANKS = (
-    "each rank has other positions, so its mask has to be another one: with one seed, or one random state, on all ranks they "
-    "are alike, and positions of different ranks lose the same elements"
+    "each rank has other positions, so it needs a mask of its own: with one seed, or one random state, on all ranks, positions "
+    "of different ranks lose the same elements"
 )
 _SAME_SEEDS = "each step has a seed of its own, which has to count"
 _COLLIDES = (
@@ -152,7 +152,7 @@ def masks_differ(trial: Trial, right: Right) -> Verdict:
                 each = " in each mask" if abs(apart[0]) <= _SURE else ""
                 return Verdict(False, f"rank {rank} dropped {mean:.3g} % of the elements{each}; p is {100 * p:g} %", _ODDS)
             if max(apart[1:]) > _SURE:
-                return Verdict(False, f"rank {rank} dropped elements together, not each by itself", _TOGETHER_DROPPED)
+                return Verdict(False, f"rank {rank} dropped elements together, not each alone", _TOGETHER_DROPPED)
     return Verdict(True)
 
 

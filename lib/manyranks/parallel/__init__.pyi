@@ -47,9 +47,6 @@ from . import (
     tensor as tensor,
 )
 from . import (
-    tensor2d as tensor2d,
-)
-from . import (
     zero as zero,
 )
 from .checkpointing import checkpoint as checkpoint

@@ -99,14 +99,12 @@ def of_range(
     """
     whole, found, at = list(shape), [], 0
     if cut:
-        whole[cut.dim] = max(stop for _, stop in cut.spans)
+        whole[cut.dim] = cut.size
     for offsets, sizes in rectangles(tuple(shape), first, first + values_E.numel()):
         tensor = values_E[at : at + math.prod(sizes)].view(sizes)
         at += tensor.numel()
-        if cut:
-            offsets, tensor = _placed(offsets, tensor, cut)
-        if tensor.numel():
-            found.append(Box(name, tuple(whole), offsets, tensor))
+        placed = _placed(offsets, tensor, cut) if cut else [(offsets, tensor)]
+        found += [Box(name, tuple(whole), *each) for each in placed if each[1].numel()]
     return found
 
 
@@ -129,9 +127,15 @@ def rectangles(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Rectan
         first = row * row_size + end
 
 
-def _placed(offsets: tuple[int, ...], tensor: Tensor, cut: Cut) -> tuple:
-    """Where it lies in the whole tensor, and it without filling."""
-    (start, stop), dim = cut.spans[cut.place], cut.dim
-    length = max(0, min(tensor.shape[dim], stop - start - offsets[dim]))
-    there = (*offsets[:dim], start + offsets[dim], *offsets[dim + 1 :])
-    return there, tensor.narrow(dim, 0, length)
+def _placed(
+    offsets: tuple[int, ...], tensor: Tensor, cut: Cut
+) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """Where the rank's slices that it meets lie in the whole tensor; no filling."""
+    dim, at = cut.dim, 0
+    first, last = offsets[dim], offsets[dim] + tensor.shape[dim]
+    for start, stop in cut.spans[cut.place]:
+        a, b = max(first, at), min(last, at + stop - start)
+        if a < b:
+            there = (*offsets[:dim], start + a - at, *offsets[dim + 1 :])
+            yield there, tensor.narrow(dim, a - first, b - a)
+        at += stop - start

@@ -64,6 +64,17 @@ class Conjugate(torch.autograd.Function):
         return ctx.back(grad), None, None
 
 
+def autocast(x: Tensor | None) -> Tensor | None:
+    """The tensor in the dtype that autocast wants, where it is on.
+
+    Autocast does not look into a Function. It leaves float64 alone.
+    """
+    kind = "cpu" if x is None else x.device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    skipped = x is None or not on or x.dtype == torch.float64
+    return x if skipped else x.to(torch.get_autocast_dtype(kind))
+
+
 def sum_gradients(
     parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None
 ) -> None:

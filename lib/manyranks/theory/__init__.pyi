@@ -109,9 +109,6 @@ from . import (
 from . import (
     tensor as tensor,
 )
-from . import (
-    tensor2d as tensor2d,
-)
 from .architecture import LatentAttention as LatentAttention
 from .architecture import ModelShape as ModelShape
 from .calibration import calibrate as calibrate

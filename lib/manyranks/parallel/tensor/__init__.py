@@ -1,40 +1,41 @@
 """Tensor and sequence parallelism: matrices cut over ranks that compute a layer together.
 
-    mappings     what happens to activations where a parallel part begins and ends
-    linear       column- and row-parallel linear layers
+    layers       the algorithm: column- and row-parallel layers, and what they send
+    apply        a whole model from outside, by a table of names; who draws which masks
+    cuts         which slice a rank has, and the words of the table
+    checks       what a cut model must not do
     vocabulary   the embedding and the loss, cut by tokens of the vocabulary
     overlapped   messages beside products, piece by piece
-    dropout      which masks are the same on all ranks
-    apply        a whole model from outside, by a table of names: cuts, styles
-    families     the tables of some models of transformers
+    families     the table of models of transformers
     state        checkpoints, for any number of ranks
 
 Source: "Megatron-LM", arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 """
 
-from manyranks.parallel.tensor.apply import TensorParallel, parallelize
-from manyranks.parallel.tensor.dropout import draw_own_masks, own_randomness
-from manyranks.parallel.tensor.families import parallelize_transformers
-from manyranks.parallel.tensor.linear import (
-    ColumnParallelLinear,
-    How,
-    RowParallelLinear,
-    column_parallel,
+from manyranks.parallel.tensor.apply import (
+    TensorParallel,
+    draw_own_masks,
+    own_randomness,
+    parallelize,
 )
-from manyranks.parallel.tensor.mappings import (
-    copy_in,
-    gather_in,
-    reduce_out,
-    reduce_scatter_out,
-    split_in,
-)
-from manyranks.parallel.tensor.styles import (
+from manyranks.parallel.tensor.cuts import (
     Column,
     Masks,
     Positions,
     Row,
     Style,
     Vocabulary,
+)
+from manyranks.parallel.tensor.families import parallelize_transformers
+from manyranks.parallel.tensor.layers import (
+    ColumnParallelLinear,
+    How,
+    RowParallelLinear,
+    column_parallel,
+    copy_in,
+    gather_in,
+    reduce_out,
+    reduce_scatter_out,
 )
 from manyranks.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
@@ -62,6 +63,5 @@ __all__ = [
     "parallelize_transformers",
     "reduce_out",
     "reduce_scatter_out",
-    "split_in",
     "vocab_parallel_cross_entropy",
 ]

@@ -10,41 +10,47 @@ pass shows it, and finish() sums its gradient.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import clipping, sharding
 from manyranks.parallel.parts import Accumulating, matching, sum_gradients
-from manyranks.parallel.tensor import state
-from manyranks.parallel.tensor.cuts import Cut, by_heads, equal, padded
-from manyranks.parallel.tensor.dropout import draw_own_masks
-from manyranks.parallel.tensor.linear import (
+from manyranks.parallel.tensor import checks, state
+from manyranks.parallel.tensor.cuts import (
+    Column,
+    Cut,
+    Group,
+    Masks,
+    Positions,
+    Row,
+    Style,
+    Vocabulary,
+    own_part,
+    padded,
+    rank,
+    size,
+)
+from manyranks.parallel.tensor.layers import (
     ColumnParallelLinear,
-    EnteredColumnLinear,
     How,
     RowParallelLinear,
     column_parallel,
-)
-from manyranks.parallel.tensor.mappings import Group, own_part, rank, size
-from manyranks.parallel.tensor.partial import in_part
-from manyranks.parallel.tensor.styles import (
-    Column,
-    Masks,
-    Positions,
-    Style,
-    Vocabulary,
-    check_kind,
 )
 from manyranks.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
     vocab_parallel_cross_entropy,
 )
+
+_PRIME = 2_654_435_761  # Knuth's multiplier, so that neighbours' seeds are far apart
 
 
 def parallelize(
@@ -57,7 +63,7 @@ def parallelize(
     """Cuts the model's parts over the ranks of the mesh's axis, in place.
 
     model: the same on every rank. mesh: None for all ranks in one row. styles: by patterns
-    of the modules' names. how: sequence_parallel, regather, overlap: see linear.How.
+    of the modules' names. how: sequence_parallel, regather, overlap: see layers.How.
     A module whose attribute `project(x, *linears)` says how it calls linear layers that
     read the same input gets column_parallel there, so that these share one communication.
     Raises ValueError for an axis that the mesh has not, a pattern that fits no module or
@@ -189,11 +195,12 @@ class TensorParallel(Accumulating):
         A checkpoint hides the graph of what it runs from what comes after it, so the whole
         model's alone would not show all.
         """
-        own, whole = in_part(result)
+        named = list(self.module.named_parameters())
+        columns = {p for n, p in named if n in self.cuts and self.cuts[n].dim == 0}
+        own, whole = checks.in_part(result, columns)
         if not own | whole:
             return
         self._looks.pop(module).remove()
-        named = self.module.named_parameters()
         uncut = [(name, p) for name, p in named if name not in self.cuts]
         if self._frozen is None:
             self._frozen = {name for name, p in uncut if not p.requires_grad}
@@ -220,7 +227,7 @@ class _Cutter:
 
     def apply(self, name: str, module: nn.Module, style: Style) -> None:
         if isinstance(style, Masks):
-            check_kind(name, module, style)
+            checks.check_kind(name, module, style)
             if style.always or self.how.sequence_parallel:
                 draw_own_masks(module, self.how.group)
         elif isinstance(style, Positions):
@@ -238,7 +245,7 @@ class _Cutter:
                 )
 
     def _replace(self, name: str, module: nn.Module, style: Style) -> None:
-        check_kind(name, module, style)
+        checks.check_kind(name, module, style)
         above, _, own = name.rpartition(".")
         parent, part = self.model.get_submodule(above), self._part(name, module, style)
         for which, parameter in part.named_parameters(recurse=False):
@@ -277,13 +284,17 @@ class _Cutter:
                 )
             self.vocabulary = module.out_features
             return ColumnParallelLinear.of(module, how, rows)
-        column = isinstance(style, Column)
-        dim, kind = (0, ColumnParallelLinear) if column else (1, RowParallelLinear)
-        kind = EnteredColumnLinear if column and style.entered else kind
-        features = module.weight.shape[dim]
-        if style.heads:
-            return kind.of(module, how, by_heads(features, style.heads, t, place, dim))
-        return kind.of(module, how, equal(features, t, place, dim, f"features of {name}"))
+        kind = RowParallelLinear if isinstance(style, Row) else ColumnParallelLinear
+        kind = _EnteredColumn if getattr(style, "entered", False) else kind
+        features = module.weight.shape[kind.dim]
+        return kind.of(module, how, style.cut(features, t, place, f"features of {name}"))
+
+
+class _EnteredColumn(ColumnParallelLinear):
+    """One whose input is whole already, from gather_in or copy_in: it sends nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
 def _group(mesh: DeviceMesh | None, axis: str) -> Group:
@@ -324,3 +335,41 @@ def _at(places: tuple[int, ...], group: Group) -> Group:
         return group
     ranks = [dist.get_global_rank(group or dist.group.WORLD, place) for place in places]
     return dist.new_group(ranks, use_local_synchronization=True)
+
+
+# Dropout: where every rank has the same activations, all must drop the same of them. Where
+# each has others (its heads; its tokens), masks must differ, or one pattern is repeated t
+# times. All ranks seed their generator alike: what is drawn from it is common. A mask of a
+# rank's own comes from a generator seeded by a number that is drawn in common, and by the
+# rank. So to set the common generator back, as activation checkpointing does, brings back
+# all masks. Source of the rule: Megatron-LM, arXiv 1909.08053, appendix B.2.
+
+
+def draw_own_masks(dropout: nn.Module, group: Group = None) -> None:
+    """From now on the module draws on each rank what no other rank draws, in place."""
+    plain = type(dropout).forward
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        if not self.training or getattr(self, "rate", getattr(self, "p", 1)) == 0:
+            return plain(self, x)  # which draws nothing
+        with own_randomness(group, x.device):
+            return plain(self, x)
+
+    dropout.forward = MethodType(forward, dropout)  # of a copy of the module, the copy's
+
+
+@contextmanager
+def own_randomness(
+    group: Group = None, device: torch.device | str = "cpu"
+) -> Iterator[None]:
+    """Inside, random numbers differ from rank to rank; after it, they go on in common."""
+    seed = int(torch.randint(2**31, (), device="cpu"))
+    device = torch.device(device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        own = seed + _PRIME * (rank(group) + 1)
+        # torch.manual_seed seeds all kinds of devices, which takes ten times as long.
+        torch.default_generator.manual_seed(own)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(own)
+        yield

@@ -1,67 +1,116 @@
-"""Which slice of a parameter each rank of a tensor-parallel group holds."""
+"""Which slice of a parameter each tensor-parallel rank holds, and the words of a table.
+
+styles = {"embedding.tokens": Vocabulary(), "layers.*.mlp.up": Column(), …}
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Group = dist.ProcessGroup | None
+Span = tuple[int, int]
+
+
+def size(group: Group) -> int:
+    """Returns t; 1 in a process without torch.distributed."""
+    return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def rank(group: Group) -> int:
+    """Returns this rank's place in the group."""
+    return dist.get_rank(group) if dist.is_initialized() else 0
 
 
 class Cut(NamedTuple):
-    """One dim of a whole parameter, of which rank r has the elements spans[r].
+    """One dim of a whole parameter, of which rank r has the slices spans[r], side by side.
 
-    place: this rank's. Spans of several ranks may be the same: these hold copies. A span
-    shorter than the longest one is filled up with zeros at its end.
+    place: this rank's. Several ranks' slices may be the same: these hold copies. What is
+    shorter than the longest is filled up with zeros at its end.
     """
 
     dim: int
-    spans: tuple[tuple[int, int], ...]
+    spans: tuple[tuple[Span, ...], ...]
     place: int
+
+    @property
+    def span(self) -> Span:
+        """This rank's one slice."""
+        (span,) = self.spans[self.place]
+        return span
 
     @property
     def copies(self) -> tuple[int, ...]:
         """The ranks that have the same elements as this one, itself included."""
-        start, stop = own = self.spans[self.place]
-        if start == stop:  # nothing but filling
+        own = self.spans[self.place]
+        if not _length(own):  # nothing but filling
             return (self.place,)
-        return tuple(r for r, span in enumerate(self.spans) if span == own)
+        return tuple(r for r, spans in enumerate(self.spans) if spans == own)
 
     @property
     def longest(self) -> int:
         """Elements of a shard in the cut dim."""
-        return max(stop - start for start, stop in self.spans)
+        return max(map(_length, self.spans))
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole parameter in the cut dim."""
+        return max(stop for spans in self.spans for _, stop in spans)
+
+    def slices(self, shard: Tensor, r: int) -> list[Tensor]:
+        """Rank r's slices, parts of its shard without the filling."""
+        found, at = [], 0
+        for start, stop in self.spans[r]:
+            found.append(shard.narrow(self.dim, at, stop - start))
+            at += stop - start
+        return found
 
     def own(self, whole: Tensor) -> Tensor:
-        """This rank's shard, a tensor of its own."""
-        start, stop = self.spans[self.place]
+        """Copies this rank's shard, a tensor of its own."""
         shape = list(whole.shape)
         shape[self.dim] = self.longest
         shard = whole.new_zeros(shape)
-        shard.narrow(self.dim, 0, stop - start).copy_(
-            whole.narrow(self.dim, start, stop - start)
-        )
+        own = self.spans[self.place]
+        for part, (start, stop) in zip(self.slices(shard, self.place), own, strict=True):
+            part.copy_(whole.narrow(self.dim, start, stop - start))
         return shard
 
+    def part(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Makes this rank's part of a parameter, which learns if that does."""
+        return nn.Parameter(self.own(parameter.detach()), parameter.requires_grad)
+
     def whole(self, shards: Sequence[Tensor]) -> Tensor:
-        """The parameter from all ranks' shards, in rank order; no copies, no filling."""
-        first = dict(zip(reversed(self.spans), reversed(shards), strict=True))
-        parts = [first[a, b].narrow(self.dim, 0, b - a) for a, b in sorted(first)]
-        return torch.cat(parts, self.dim)
+        """Puts the parameter together from all ranks' shards; no copies, no filling."""
+        found = {}
+        for r, shard in enumerate(shards):
+            for span, part in zip(self.spans[r], self.slices(shard, r), strict=True):
+                found.setdefault(span, part)
+        return torch.cat([found[span] for span in sorted(found)], self.dim)
+
+
+def _length(spans: tuple[Span, ...]) -> int:
+    return sum(stop - start for start, stop in spans)
 
 
 def equal(size: int, t: int, place: int, dim: int = 0, what: str = "features") -> Cut:
-    """Equal slices. Raises ValueError where t does not divide the size; what: its name."""
+    """Makes equal slices. what: the size's name.
+
+    Raises ValueError where t does not divide it.
+    """
     if size % t:
         allowed = ", ".join(str(d) for d in range(1, size + 1) if size % d == 0)
         raise ValueError(
             f"{size} {what} on {t} tensor-parallel ranks: each needs as many; "
             f"give one of {allowed} ranks, or a multiple of {t} {what}"
         )
-    return Cut(dim, tuple((r * size // t, (r + 1) * size // t) for r in range(t)), place)
+    return _of_firsts([r * size // t for r in range(t)], size // t, size, place, dim)
 
 
 def by_heads(size: int, heads: int, t: int, place: int, dim: int = 0) -> Cut:
-    """Whole heads. With fewer heads than ranks, t / heads neighbours have copies of one.
+    """Leaves heads whole. Of fewer than t, t / heads neighbours have copies of one.
 
     Raises ValueError where neither of heads and t divides the other, for copies of the
     input of a row-parallel layer (dim 1), and for a size that heads do not divide.
@@ -80,14 +129,128 @@ def by_heads(size: int, heads: int, t: int, place: int, dim: int = 0) -> Cut:
             f"{heads} heads on {t} tensor-parallel ranks: a row-parallel layer would add "
             f"up copies; give at most {heads} ranks, or a multiple of {t} heads"
         )
-    each, owners = size // heads, max(1, t // heads)
-    count = max(1, heads // t)
-    first = [r // owners * count * each for r in range(t)]
-    return Cut(dim, tuple((a, a + count * each) for a in first), place)
+    each, owners = size // heads * max(1, heads // t), max(1, t // heads)
+    return _of_firsts([r // owners * each for r in range(t)], each, size, place, dim)
 
 
 def padded(size: int, t: int, place: int, dim: int = 0) -> Cut:
-    """Slices of ⌈size/t⌉, the last ones shorter or empty: a vocabulary's."""
+    """Makes slices of ⌈size/t⌉, the last ones shorter or empty: a vocabulary's."""
     each = -(-size // t)
-    spans = tuple((min(r * each, size), min((r + 1) * each, size)) for r in range(t))
-    return Cut(dim, spans, place)
+    return _of_firsts([min(r * each, size) for r in range(t)], each, size, place, dim)
+
+
+def _of_firsts(firsts: Sequence[int], each: int, size: int, place: int, dim: int) -> Cut:
+    return Cut(dim, tuple(((a, min(a + each, size)),) for a in firsts), place)
+
+
+def side_by_side(parts: Sequence[Cut]) -> Cut:
+    """Makes one cut of several, of parts that lie end to end in a parameter.
+
+    Raises ValueError where ranks would have copies of one part and not of another.
+    """
+    spans, start = [()] * len(parts[0].spans), 0
+    for cut in parts:
+        if len(cut.copies) > 1 and len(parts) > 1:
+            raise ValueError(
+                f"parts of one layer on {len(spans)} tensor-parallel ranks, which would "
+                f"share one of them: give at most {len(set(cut.spans))} ranks, or make a "
+                "layer of each part"
+            )
+        for r, ((a, b),) in enumerate(cut.spans):
+            spans[r] += ((start + a, start + b),)
+        start += cut.size
+    return Cut(parts[0].dim, tuple(spans), parts[0].place)
+
+
+# The sequence
+
+
+def check_sequence(x_BSH: Tensor, t: int) -> None:
+    """Raises ValueError where the sequence has no t equal shards."""
+    if x_BSH.dim() < 2 or x_BSH.shape[1] % t:
+        raise ValueError(
+            f"a tensor of shape {tuple(x_BSH.shape)} on {t} ranks: sequence parallelism "
+            f"cuts dim 1, the sequence, into {t} shards; give a multiple of {t} tokens"
+        )
+
+
+def own_part(x_BSH: Tensor, group: Group = None) -> Tensor:
+    """Copies this rank's shard of the sequence: a view would keep the whole in memory."""
+    check_sequence(x_BSH, size(group))
+    own_BsH = x_BSH.chunk(size(group), 1)[rank(group)]
+    return own_BsH.clone(memory_format=torch.contiguous_format)
+
+
+# What the table says of a module
+
+
+@dataclass(frozen=True)
+class Column:
+    """A linear layer by its output features.
+
+    heads: how many they are, not to be cut. parts: how many parts lie end to end in them,
+    as a fused layer's gate and up: each is cut, and a rank's slices stand side by side.
+    Parts of other sizes have heads: heads=(q, k, v). entered: the module around it has its
+    input from gather_in or copy_in already.
+    """
+
+    heads: int | tuple[int, ...] | None = None
+    parts: int = 1
+    entered: bool = field(default=False, repr=False)
+
+    def cut(self, features: int, t: int, place: int, what: str) -> Cut:
+        """Raises ValueError for sizes that do not go together."""
+        if isinstance(self.heads, tuple):
+            heads, each = self.heads, features // sum(self.heads)
+            sizes = [each * count for count in heads]
+        else:
+            heads, sizes = [self.heads] * self.parts, [features // self.parts] * self.parts
+        if sum(sizes) != features:
+            raise ValueError(
+                f"{features} {what} do not make the parts of {self!r}: correct it"
+            )
+        return side_by_side(
+            [
+                by_heads(size, count, t, place) if count else equal(size, t, place, 0, what)
+                for size, count in zip(sizes, heads, strict=True)
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A linear layer by its input features; heads: how many they are, not to be cut."""
+
+    heads: int | None = None
+
+    def cut(self, features: int, t: int, place: int, what: str) -> Cut:
+        """Raises ValueError for sizes that do not go together."""
+        if self.heads:
+            return by_heads(features, self.heads, t, place, 1)
+        return equal(features, t, place, 1, what)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """An embedding, or the logits' linear layer, by tokens; filled up to t equal parts."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Dropout: with sequence parallelism each rank has masks of its own.
+
+    always: without it, too, for each rank has activations of its own there.
+    """
+
+    always: bool = False
+
+
+@dataclass(frozen=True)
+class Positions:
+    """A module called with (tokens_BS, positions_S).
+
+    With sequence parallelism it gets the positions of this rank's shard.
+    """
+
+
+Style = Column | Row | Vocabulary | Masks | Positions

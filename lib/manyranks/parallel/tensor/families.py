@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel.tensor.apply import TensorParallel, parallelize
+from manyranks.parallel.tensor.cuts import Column, Group, Row, Style, Vocabulary, size
 from manyranks.parallel.tensor.gpt2 import parallelize_gpt2
-from manyranks.parallel.tensor.mappings import Group, gather_in, size
-from manyranks.parallel.tensor.styles import Column, Row, Style, Vocabulary
+from manyranks.parallel.tensor.layers import gather_in
 
 LIKE_LLAMA = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text")
 
@@ -72,9 +72,9 @@ def styles_of(model: nn.Module, entered: bool = False) -> dict[str, Style]:
     """
     query, key = model.config.num_attention_heads, model.config.num_key_value_heads
     in_layer: dict[str, Style] = {
-        "self_attn.q_proj": Column(query, entered),
-        "self_attn.k_proj": Column(key, entered),
-        "self_attn.v_proj": Column(key, entered),
+        "self_attn.q_proj": Column(query, entered=entered),
+        "self_attn.k_proj": Column(key, entered=entered),
+        "self_attn.v_proj": Column(key, entered=entered),
         "self_attn.o_proj": Row(heads=query),
     }
     if any(name.endswith(".mlp.gate_proj") for name, _ in model.named_modules()):

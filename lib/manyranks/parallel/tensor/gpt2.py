@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel.tensor.apply import TensorParallel, parallelize
-from manyranks.parallel.tensor.mappings import size
-from manyranks.parallel.tensor.styles import Column, Row, Vocabulary
+from manyranks.parallel.tensor.cuts import Column, Row, Vocabulary, size
 
 
 class QueryKeyValue(nn.Module):

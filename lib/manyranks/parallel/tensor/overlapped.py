@@ -21,32 +21,31 @@ Source: Wang et al., "Overlap Communication with Dependent Computation via Decom
 Large Deep Learning Models", ASPLOS 2023.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from manyranks.parallel.collectives.messages import Members, wait
-from manyranks.parallel.tensor import gradients
-from manyranks.parallel.tensor.gradients import halves, rows
-from manyranks.parallel.tensor.mappings import Group, autocast, check_sequence, rank, size
+from manyranks.parallel.parts import autocast
+from manyranks.parallel.tensor.cuts import Group, check_sequence, rank, size
 
 
 def column(
-    x_BsI: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    group: Group = None,
-) -> tuple[Tensor, ...]:
+    x_BsI: Tensor, both: Sequence[tuple[Tensor, Tensor | None]], group: Group = None
+) -> list[Tensor]:
     """Several column-parallel layers of one input: each one's y_BSO = xWᵀ + b.
 
-    x_BsI: this rank's shard of the sequence; weights: [O, I] each, this rank's rows;
-    biases: this rank's too, or None. The ranks' shards are equally long.
+    x_BsI: this rank's shard of the sequence; both: each layer's weight, [O, I], this rank's
+    rows, and its bias, this rank's too, or None. The ranks' shards are equally long.
     Kept for backward: the shard, which is gathered a second time there.
     """
-    return _Column.apply(x_BsI, group, *weights, *biases)
+    parameters = [autocast(p) for kind in zip(*both, strict=True) for p in kind]
+    return list(_Column.apply(autocast(x_BsI), group, *parameters))
 
 
 def row(x_BSI: Tensor, weight_OI: Tensor, group: Group = None) -> Tensor:
@@ -57,15 +56,14 @@ def row(x_BSI: Tensor, weight_OI: Tensor, group: Group = None) -> Tensor:
     Raises ValueError where t does not divide S.
     """
     check_sequence(x_BSI, size(group))
-    x_BSI, weight_OI = autocast(x_BSI, weight_OI)
-    return _Row.apply(x_BSI, weight_OI, group)
+    return _Row.apply(autocast(x_BSI), autocast(weight_OI), group)
 
 
 class _Column(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_BsI: Tensor, group: Group, *parameters: Tensor | None) -> tuple:
         ring = _ring(group)
-        weights, biases = halves(parameters)
+        weights, biases = _halves(parameters)
         ctx.ring = ring
         ctx.save_for_backward(x_BsI, *weights)
         ys = [_room(x_BsI, ring, weight.shape[0]) for weight in weights]
@@ -79,7 +77,8 @@ class _Column(torch.autograd.Function):
     def backward(ctx, *grads_BSO: Tensor) -> tuple:
         x_BsI, *weights = ctx.saved_tensors
         to_x, _, *to_parameters = ctx.needs_input_grad
-        learn = any(halves(to_parameters)[0])
+        to_weights, to_biases = _halves(to_parameters)
+        learn = any(to_weights)
         grads_tBsO = [by_shards(grad, ctx.ring).contiguous() for grad in grads_BSO]
         whole_tBsI = _room_by_shards(x_BsI, ctx.ring) if learn else None
         shards = gathered(x_BsI, ctx.ring, whole_tBsI) if learn else iter(())
@@ -88,14 +87,24 @@ class _Column(torch.autograd.Function):
             # Two rings at a time: the shard of x that came is passed on first, then this
             # product is made; the weights' gradients come after both.
             next(shards, None)
-            return gradients.of_input([grad[c] for grad in grads_tBsO], weights)
+            total = grads_tBsO[0][c] @ weights[0]
+            for grad, weight in zip(grads_tBsO[1:], weights[1:], strict=True):
+                _rows(total).addmm_(_rows(grad[c]), weight)
+            return total
 
         grad_x = reduce_scattered(term, ctx.ring) if to_x else None
         for _ in shards:
             pass
-        x_NI = rows(whole_tBsI) if learn else None
-        of_parameters = gradients.of_parameters(grads_tBsO, x_NI, to_parameters)
-        return grad_x, None, *of_parameters
+        rows_NO = [_rows(grad) for grad in grads_tBsO]
+        of_weights = [
+            grad_NO.mT @ _rows(whole_tBsI) if learns else None
+            for grad_NO, learns in zip(rows_NO, to_weights, strict=True)
+        ]
+        of_biases = [
+            grad_NO.sum(0) if learns else None
+            for grad_NO, learns in zip(rows_NO, to_biases, strict=True)
+        ]
+        return grad_x, None, *of_weights, *of_biases
 
 
 class _Row(torch.autograd.Function):
@@ -118,7 +127,7 @@ class _Row(torch.autograd.Function):
                 by_shards(grad_x, ctx.ring)[c] = shard_BsO @ weight_OI
         if not to_weight:
             return grad_x, None, None
-        return grad_x, rows(whole_tBsO).mT @ rows(by_shards(x_BSI, ctx.ring)), None
+        return grad_x, _rows(whole_tBsO).mT @ _rows(by_shards(x_BSI, ctx.ring)), None
 
 
 def gathered(
@@ -176,3 +185,56 @@ def _room(x_BsI: Tensor, ring: Members, features: int) -> Tensor:
 
 def _room_by_shards(shard: Tensor, ring: Members) -> Tensor:
     return shard.new_empty(len(ring.ranks), *shard.shape)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[tokens, features]; a copy where x's memory does not allow a view."""
+    return x.flatten(0, -2)
+
+
+def _halves(row: Sequence) -> tuple[Sequence, Sequence]:
+    """As weights and biases stand in one row of arguments."""
+    return row[: len(row) // 2], row[len(row) // 2 :]
+
+
+def regathered(
+    whole_BSI: Tensor, x_BsI: Tensor, gather: Callable[[Tensor], Tensor] | None
+) -> contextlib.AbstractContextManager:
+    """A context in which products keep a shard instead of the whole sequence.
+
+    In backward gather(x) makes the whole again, once for all of them. Hooks that are there
+    already, such as a checkpoint's, are given what is kept.
+    """
+    if gather is None or not torch.is_grad_enabled() or whole_BSI.shape == x_BsI.shape:
+        return contextlib.nullcontext()
+    # PyTorch has no public name for the hooks that ours hide.
+    outside = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    pack_outside, unpack_outside = outside or (_same, _same)
+    storage, version = whole_BSI.untyped_storage()._cdata, x_BsI._version
+    shard, again, uses, waiting = pack_outside(x_BsI.detach()), None, 0, 0
+
+    def pack(tensor: Tensor) -> tuple:
+        nonlocal uses
+        if tensor.untyped_storage()._cdata != storage:
+            return None, pack_outside(tensor)
+        uses += 1
+        return (tensor.shape, tensor.stride(), tensor.storage_offset()), None
+
+    def unpack(kept: tuple) -> Tensor:
+        nonlocal again, waiting
+        view, other = kept
+        if view is None:
+            return unpack_outside(other)
+        if isinstance(shard, Tensor) and shard._version != version:
+            raise RuntimeError("the input of a column-parallel layer was changed in place")
+        if again is None:
+            again, waiting = gather(unpack_outside(shard)), uses
+        whole, waiting = again, waiting - 1
+        again = whole if waiting else None  # the last product lets it go
+        return whole.as_strided(*view)
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel.precision import make_states
-from manyranks.parallel.tensor.cuts import Cut
-from manyranks.parallel.tensor.mappings import Group, size
+from manyranks.parallel.tensor.cuts import Cut, Group, Span, size
 
 Cuts = dict[str, Cut]
 
@@ -110,15 +109,21 @@ def tensor_state(
     other options are not in it.
     """
     named, places = dict(module.named_parameters()), _Places(group)
-    state = {"model": {name: places.of(p, p, cuts.get(name)) for name, p in named.items()}}
+
+    def of(name: str, value: Tensor) -> dict[str, Tensor]:
+        parameter = named[name.partition(" ")[0]]
+        return places.of(name, value, parameter, cuts.get(name.partition(" ")[0]))
+
+    state = {"model": {k: v for name, p in named.items() for k, v in of(name, p).items()}}
     state["model"] |= {f"buffer {name}": b for name, b in module.named_buffers()}
     if optimizer is not None:
         make_states(optimizer)
         state["optimizer"] = {
-            f"{name} {kind}": places.of(value, p, cuts.get(name))
-            for name, p in named.items()
+            name: shard
+            for parameter_s, p in named.items()
             for kind, value in optimizer.state.get(p, {}).items()
             if isinstance(value, Tensor)
+            for name, shard in of(f"{parameter_s} {kind}", value).items()
         }
     return state
 
@@ -132,21 +137,34 @@ class _Places:
     def __init__(self, group: Group):
         self.group, self._meshes = group, {}
 
-    def of(self, shard: Tensor, parameter: Tensor, cut: Cut | None) -> Tensor:
-        """A DTensor, without filling, in the shard's memory; what is not cut is itself."""
+    def of(self, name: str, shard: Tensor, parameter: Tensor, cut: Cut | None) -> dict:
+        """DTensors in the shard's memory, without filling; what is not cut is itself.
+
+        Of several slices each is one of its own: name, name[1], …
+        """
+        shard = shard.detach()
+        if not _is_cut(shard, parameter, cut):
+            return {name: shard}
+        of_slices = zip(*cut.spans, strict=True)  # one slice of each rank
+        slices = zip(cut.slices(shard, cut.place), of_slices, strict=True)
+        return {
+            f"{name}[{k}]" if k else name: self._placed(own, cut.dim, spans)
+            for k, (own, spans) in enumerate(slices)
+        }
+
+    def _placed(self, own: Tensor, dim: int, spans: tuple[Span, ...]) -> Tensor:
         from torch.distributed.tensor import DTensor, Replicate, Shard  # a second
 
-        shard = shard.detach()
-        if not _is_cut(shard, parameter, cut) or len(cut.spans) == 1:
-            return shard
-        start, stop = cut.spans[cut.place]
-        shape = _whole_shape(shard, cut)
+        if len(spans) == 1:
+            return own
+        shape = list(own.shape)
+        shape[dim] = max(stop for _, stop in spans) - min(start for start, _ in spans)
         return DTensor.from_local(
-            shard.narrow(cut.dim, 0, stop - start),
-            self._mesh(cut.spans.count(cut.spans[0]), shard.device.type),
-            [Shard(cut.dim), Replicate()],
+            own,
+            self._mesh(spans.count(spans[0]), own.device.type),
+            [Shard(dim), Replicate()],
             run_check=False,
-            shape=shape,
+            shape=tuple(shape),
             stride=tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape))),
         )
 
@@ -207,5 +225,5 @@ def _own(name: str, whole: object, parameter: Tensor, cut: Cut | None) -> object
 def _whole_shape(shard: Tensor, cut: Cut | None) -> tuple[int, ...]:
     shape = list(shard.shape)
     if cut is not None:
-        shape[cut.dim] = max(stop for _, stop in cut.spans)
+        shape[cut.dim] = cut.size
     return tuple(shape)

@@ -18,16 +18,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from manyranks.parallel.tensor import cuts
-from manyranks.parallel.tensor.cuts import Cut
-from manyranks.parallel.tensor.linear import How, part
-from manyranks.parallel.tensor.mappings import (
-    Group,
+from manyranks.parallel.tensor.cuts import Cut, Group, padded, rank, size
+from manyranks.parallel.tensor.layers import (
+    How,
     all_reduce,
-    rank,
     reduce_out,
     reduce_scatter_out,
-    size,
 )
 
 # Exponentials are made for so many parts of the rows, one after another: beside the logits
@@ -39,7 +35,7 @@ _REDUCTIONS = ("mean", "sum", "none")
 class VocabParallelEmbedding(nn.Module):
     """nn.Embedding, of whose V rows each rank has ⌈V/t⌉: looked up there, then summed.
 
-    weight: [W, H]; rows beyond V are zeros and get no gradient. how: see linear.How; with
+    weight: [W, H]; rows beyond V are zeros and get no gradient. how: see layers.How; with
     sequence_parallel a rank gets its shard of the sequence. The first weights are
     nn.Embedding's, cut: the same at every t.
     """
@@ -70,8 +66,8 @@ class VocabParallelEmbedding(nn.Module):
     def _take(self, whole: nn.Embedding, how: How, cut: Cut | None) -> None:
         rows, self.embedding_dim = whole.weight.shape
         self.num_embeddings, self.how = rows, how.check()
-        self.cut = cut or cuts.padded(rows, size(how.group), rank(how.group))
-        self.weight = part(whole.weight, self.cut)
+        self.cut = cut or padded(rows, size(how.group), rank(how.group))
+        self.weight = self.cut.part(whole.weight)
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         """x_BSH, or its shard x_BsH: one all-reduce, or one reduce-scatter.
@@ -80,7 +76,7 @@ class VocabParallelEmbedding(nn.Module):
         not 0 … V − 1, ValueError for a sequence that t does not divide.
         """
         self._check(tokens_BS)
-        start, stop = self.cut.spans[self.cut.place]
+        start, stop = self.cut.span
         elsewhere_BS = (tokens_BS < start) | (tokens_BS >= stop)
         x_BSH = F.embedding((tokens_BS - start).masked_fill_(elsewhere_BS, 0), self.weight)
         x_BSH = x_BSH.masked_fill_(elsewhere_BS[..., None], 0)
@@ -122,7 +118,7 @@ def vocab_parallel_cross_entropy(
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction={reduction!r}: give one of {', '.join(_REDUCTIONS)}")
     vocab = logits_BSW.shape[-1] * size(group) if vocab is None else vocab
-    cut = cuts.padded(vocab, size(group), rank(group))
+    cut = padded(vocab, size(group), rank(group))
     _check_sizes(logits_BSW, targets_BS, cut, vocab)
     logits_NW, targets_N = logits_BSW.reshape(-1, cut.longest), targets_BS.reshape(-1)
     counts_N = targets_N != ignore_index
@@ -140,7 +136,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx, logits_NW: Tensor, targets_N: Tensor, counts_N: Tensor, cut: Cut, group: Group
     ) -> Tensor:
-        start, stop = ctx.span = cut.spans[cut.place]
+        start, stop = ctx.span = cut.span
         own_NW = logits_NW[:, : stop - start]  # without padding
         max_N = _row_maxima(own_NW, group)
         sums_N = [(x - m).exp_().sum(-1) for x, m in _by_rows(own_NW, max_N[:, None])]

@@ -15,8 +15,10 @@ from manyranks.theory.context.masks import (
     flops,
     in_step,
     owners,
+    stops,
     surplus,
     totals,
+    window_work,
     work,
 )
 from manyranks.theory.context.sends import VARIANTS, all_gather, calls, ring, ring_ulysses, tensor_parallel, ulysses
@@ -44,9 +46,11 @@ __all__ = [
     "ring",
     "ring_ulysses",
     "saved",
+    "stops",
     "surplus",
     "tensor_parallel",
     "totals",
     "ulysses",
+    "window_work",
     "work",
 ]
