@@ -349,10 +349,11 @@ def pass_on(block):
     return coming
 """
 _HOMEWARD = """
-def homeward(part):
-    traveling = part
-    for _ in range(dist.get_world_size() - 1):
-        traveling = pass_on(traveling) + part
+def homeward(parts):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    traveling = parts[rank]
+    for hop in range(1, n):
+        traveling = pass_on(traveling) + parts[(rank - hop) % n]
     return pass_on(traveling)
 """
 _ZIGZAG = """
