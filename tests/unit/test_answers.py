@@ -83,7 +83,8 @@ ANSWERS = {
     ),
     "06_tensor": (
         show.tensor,
-        "405B; B200; 50 and 900 GB/s; 64 of 512 GPUs: d · t; eight per node; 72 GPUs; 1/13: (6 · 218 million + 6sh) / (6 · 3,188 million + 6sh)",
+        "405B; B200; 50 and 900 GB/s; 64 of 512 GPUs: d · t; eight per node; 72 GPUs; "
+        "1/13: (6 · 218 million + 6sh) / (6 · 3,188 million + 6sh)",
         ("", {"tp": 4}, "memory per GPU: 155 of 80 GB"),
         ("", {}, "memory per GPU: 77.3 of 80 GB", "waiting: 11%"),
         ("", {"tp": 16}, "memory per GPU: 39 of 80 GB", "waiting: 23%"),

@@ -72,7 +72,7 @@ class WholeMLP(nn.Module):
 
 
 class WholeAttention(nn.Module):
-    """What a decoder's attention to a memory has."""
+    """Holds a decoder's attention to a memory."""
 
     def __init__(self, hidden: int, size: int, heads: int, kv_heads: int):
         super().__init__()
@@ -83,7 +83,7 @@ class WholeAttention(nn.Module):
 
 
 class WholeBlock(nn.Module):
-    """What a block with norm, MLP, dropout and residual connection has."""
+    """Holds a block with norm, MLP, dropout and residual connection."""
 
     def __init__(self, hidden: int, units: int):
         super().__init__()
@@ -94,7 +94,7 @@ class WholeBlock(nn.Module):
 
 
 def made(kind: type, sizes: tuple[int, ...], *words) -> nn.Module:
-    """One of these classes, the same for these words."""
+    """Makes one of these classes, the same for these words."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed_of(*words))
         return kind(*sizes)
@@ -104,7 +104,7 @@ def made(kind: type, sizes: tuple[int, ...], *words) -> nn.Module:
 
 
 class Case(NamedTuple):
-    """Groups of t ranks; note: as reports say it. Which fields count depends on the task.
+    """Groups of t ranks; note: as reports say it. Each task has its own fields.
 
     unused: whether rank 1 does not use the second result; alone: whether there is one tensor; heads: of queries, and of keys
     and values; offset: of logits; drops: the p of dropout; strided: whether x and the result's gradient are not
@@ -129,7 +129,7 @@ class Case(NamedTuple):
 
 
 def groups_of(case: Case, share: int = 0) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """This rank's group, None for all ranks, and those of it that share something: every `share`-th. All ranks make all."""
+    """Returns this rank's group, None for all ranks, and its every `share`-th rank, with this one. All ranks make all."""
     n, rank, found = dist.get_world_size(), dist.get_rank(), {}
     for number in range(n // case.t):
         ranks = list(range(number, n, n // case.t))

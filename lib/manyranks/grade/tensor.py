@@ -39,9 +39,9 @@ _USED = "a result that a rank does not use has a gradient of zeros there: it cou
 
 
 def _of_both(summing: bool, case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[Tensor], list[Tensor]]:
-    """Tensors, and the gradients of the results that the rank uses, of which one is not contiguous.
+    """Makes tensors, and the gradients of the results that the rank uses; one isn't contiguous.
 
-    Who sums has tensors of its own, and the same gradients; else it is the other way round.
+    Ranks that sum have different tensors and the same gradients; otherwise it's the other way round.
     """
     number, r = case.at(rank, n)
     own = [(seed, number, what, r if what == ("tensor" if summing else "up") else "all") for what in ("tensor", "up")]
@@ -300,7 +300,7 @@ _BLOCK_SENDS = (
 
 
 def _gathered_once(phases: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Who keeps what was gathered gathers once less in backward, and is judged by what he keeps."""
+    """Counts a gather more where the gathered is kept: another judge looks at what's kept."""
     gathers = [call for call in phases["backward"] if call.startswith("all_gather")]
     return phases | {"backward": sorted([*phases["backward"], *gathers])} if len(gathers) == 1 else phases
 

@@ -73,7 +73,7 @@ _SURE = 6.0  # standard deviations: more than chance makes of elements that are 
 
 
 def _phases(seen: Seen) -> dict[str, list[str]]:
-    """What a rank calls when it is made, in forward and in backward, and what it gives to calls that is not contiguous."""
+    """Lists what a rank calls when it's made, in forward and in backward, and which inputs aren't contiguous."""
     found: dict[str, list[str]] = {name: [] for name in _PHASES} | {"strided": seen.marks(STRIDED)}
     phase, sent = "made", iter(seen.calls)
     for event in seen.events:
@@ -86,7 +86,7 @@ def _phases(seen: Seen) -> dict[str, list[str]]:
 
 
 def traffic(share: float, what: str, hint: str = _SUMS, alike: Callable = lambda phases: phases) -> Judge:
-    """The calls in each phase are the right answer's. alike: makes two ways that are both right into one."""
+    """Judges whether each phase's calls are the right answer's. alike: turns two ways that are both right into one."""
 
     def look(seen: Seen) -> dict[str, list[str]]:
         return alike(_phases(seen))
@@ -113,7 +113,7 @@ def _counted(calls: list[str]) -> str:
 
 
 def _why(trial: Trial, got: dict[str, list[str]], must: dict[str, list[str]]) -> str:
-    """What the calls alone tell."""
+    """Says what the calls alone tell."""
     if trial.unwaited:
         return WAIT
     ops = [{call.partition(" ")[0] for phase in _PHASES for call in calls[phase]} for calls in (got, must)]
@@ -125,7 +125,7 @@ def _why(trial: Trial, got: dict[str, list[str]], must: dict[str, list[str]]) ->
 
 
 def masks_differ(trial: Trial, right: Right) -> Verdict:
-    """Over ranks and seeds, no two are alike, and elements drop one by one; the same seed gives the same one again."""
+    """Compares masks: all differ over ranks and seeds, elements drop one by one, and a seed gives the same mask again."""
     t, n, p = trial.case.t, trial.n, trial.case.drops
     for number in range(n // t if p else 0):
         ranks = range(number, n, n // t)
@@ -254,7 +254,7 @@ def of_dropout(case, given, found: dict) -> dict:
 
 
 def _deviations(masks: list[Tensor], p: float) -> list[float]:
-    """Of how many are dropped, and how far sums along each dimension spread, from chance: in standard deviations."""
+    """Returns how far the dropped elements' number, and the spread of sums along each dimension, are from chance, in σ."""
     apart_MsBH = p - 1 + torch.stack(masks).round()
     found = [float(apart_MsBH.sum() / (p * (1 - p) * apart_MsBH.numel()) ** 0.5)]
     for dim in range(1, 4):

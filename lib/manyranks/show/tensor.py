@@ -155,7 +155,7 @@ def collectives(variants: Sequence[str] = ("TP", "TP + SP")) -> style.Figure:
 
 
 def _draw_sent(axes: Axes, x: float, y: float, wide: float, names: str, letter: str) -> None:
-    """What is sent where a block begins or ends, side by side, below its letter; a line where nothing is."""
+    """Draws what's sent at one end of a block, side by side, below its letter; a line where nothing is."""
     axes.text(x + wide / 2, y + 1.14, letter, ha="center", va="bottom", fontsize=10, style="italic")
     axes.plot([x, x + wide], [y + 0.57] * 2, color=style.INK, linestyle="-", linewidth=0.8, zorder=0)
     each = [name for name in names.split("|") if name]
@@ -255,7 +255,7 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
 
     @property
     def waits(self) -> float:
-        """Returns a layer's seconds in which a rank waits for messages."""
+        """Returns the seconds that a rank waits for messages in a layer."""
         return sum(each.tensor for each in self.layer()[:2])
 
     @property

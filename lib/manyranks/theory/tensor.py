@@ -22,10 +22,10 @@ def calls(shape: ModelShape, plan: Local, part: str, imbalance: float = 1.0) -> 
     """Lists what tensor and sequence parallelism send for one micro-batch.
 
     part: "dense" or "moe", a layer; "embedding"; "head", without the loss, which sends a few bytes per token more
-    imbalance: copies that come to a rank's experts ÷ those of a balanced load
+    imbalance: copies that come to a rank's experts ÷ what would come if loads were balanced
 
     The etp ranks that cut an expert gather the rows that came for it, and sum its results; with etp = 1 they need not. Shared
-    experts, which tp cuts, have an f and a g of their own: they read the rank's rows, not those that came for its experts.
+    experts, which tp cuts, have another f and g: they read the rank's rows, not those that came for its experts.
     Sources: arXiv 2205.05198, sections 4.2.1 and 4.2.2; Megatron-LM, megatron/core/transformer/moe/shared_experts.py.
     """
     elements, options = plan.rank_tokens * shape.hidden, (plan.sequence_parallel, plan.regather)
@@ -84,8 +84,8 @@ def block(*sizes: int, **options) -> Passes:
     options: sequence_parallel=False; regather=True; itemsize=2, bytes of an element; rank=0, its place in the group, which
         counts where t doesn't divide the tensor
 
-    Raises ValueError for sizes below 1, a rank that the group hasn't, and with sequence parallelism for tokens that t doesn't
-    divide.
+    Raises ValueError for sizes below one, a rank that isn't in the group, and tokens that t doesn't divide with sequence
+    parallelism.
     """
     return _counted(_block, *sizes, **options)
 
@@ -205,7 +205,7 @@ def parameters(shape: ModelShape, t: int) -> Parameters:
 class Partial(NamedTuple):
     """Holds the elements of one rank whose gradient is only a part after backward.
 
-    sequence: to be summed over all ranks, each of which has seen its own tokens only
+    sequence: to be summed over all ranks; each has seen only its own tokens
     copies: to be summed over the ranks that have the same key/value head
     """
 
