@@ -3,11 +3,12 @@
 import torch
 import torch.distributed as dist
 
-from manyranks.grade.answers import mistake, right
+from manyranks.grade.answers import mistake, right, slip
 from manyranks.parallel import collectives
 
-ALL = (2, 3, 4)  # ranks: some mistakes show on 2 only, others on 4 only
+# fmt: off
 
+ALL = (2, 3, 4)  # ranks: some mistakes show on 2 only, others on 4 only
 
 HINT_0 = "return a new tensor, and work on a copy: chunks of torch.tensor_split are views of the input"
 HINT_1 = "each chunk is one place off: check which chunk rank r sends first and which it holds at the end"
@@ -16,15 +17,12 @@ HINT_3 = "cut with torch.tensor_split: torch.chunk and torch.split make other si
 HINT_4 = "every message is the whole tensor: cut it with torch.tensor_split and send one chunk at a time"
 HINT_5 = "write it yourself, with dist.send, recv, isend, irecv or batch_isend_irecv"
 
-
 def me() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
-
 
 def exchange(outgoing, to, incoming, source):
     for message in [dist.isend(outgoing.contiguous(), to), dist.irecv(incoming, source)]:
         message.wait()
-
 
 def reduce_ring(chunks, first=1, steps=None, up=False, adds=True):
     """A ring over chunks: what is right, with the knobs that learners turn the wrong way."""
@@ -35,10 +33,8 @@ def reduce_ring(chunks, first=1, steps=None, up=False, adds=True):
         exchange(mine, (rank + sign) % n, coming, (rank - sign) % n)
         target.copy_(target + coming if adds else coming)
 
-
 def gather_ring(chunks, steps=None, up=False):
     reduce_ring(chunks, 0, steps, up, adds=False)
-
 
 def sum_of_whole_tensors(x):
     (rank, n), total, passing = me(), x.clone(), x.clone()
@@ -48,17 +44,14 @@ def sum_of_whole_tensors(x):
         total, passing = total + coming, coming
     return total
 
-
 def placed(shard, elements):
     whole = torch.zeros(elements, dtype=shard.dtype)
     whole.tensor_split(me()[1])[me()[0]].copy_(shard)
     return whole
 
-
 @right("tree_broadcast")
 def right_broadcast(x, root):
     return far_first(x.clone(), root)
-
 
 @right("ring_all_gather")
 def right_gather(shard, elements):
@@ -66,18 +59,15 @@ def right_gather(shard, elements):
     gather_ring(whole.tensor_split(me()[1]))
     return whole
 
-
 @right("ring_reduce_scatter")
 def right_scatter(x):
     chunks = x.clone().tensor_split(me()[1])
     reduce_ring(chunks)
     return chunks[me()[0]].clone()
 
-
 @right("ring_all_reduce")
 def right_reduce(x):
     return two_rings(x) / me()[1]
-
 
 @right("pairwise_all_to_all")
 def right_swap(x):
@@ -88,9 +78,7 @@ def right_swap(x):
         exchange(chunks[to], to, out[source], source)
     return torch.cat(out)
 
-
 # mistakes: broadcast
-
 
 def far_first(out, root, last=1, divisor=2, most=64):
     """The right tree, with the knobs that learners turn the wrong way."""
@@ -104,7 +92,6 @@ def far_first(out, root, last=1, divisor=2, most=64):
             dist.recv(out, (rank - distance) % n)
         distance //= divisor
     return out
-
 
 @mistake(
     "tree_broadcast",
@@ -123,30 +110,12 @@ def broadcast_near_first_as_in_the_chapter(x, root):
         distance *= 2
     return out
 
+slip("tree_broadcast", "broadcast_one_round_too_few", 0,
+    "a round is missing: there are ⌈log₂ N⌉, and the last one has distance 1",
+    lambda x, root: far_first(x.clone(), root, last=2), on=ALL)
 
-@mistake("tree_broadcast", "far more than a right answer needs: does the loop end?", on=ALL, points=0.0)
-def broadcast_that_does_not_halve(x, root):
-    return far_first(x.clone(), root, divisor=1)
-
-
-@mistake("tree_broadcast", "a round is missing: there are ⌈log₂ N⌉, and the last one has distance 1", on=ALL, points=0.0)
-def broadcast_one_round_too_few(x, root):
-    return far_first(x.clone(), root, last=2)
-
-
-@mistake("tree_broadcast", says="What a rank already has needs no message", on=ALL, points=0.0)
-def broadcast_to_all_and_itself(x, root):
-    (rank, n), out = me(), x.clone()
-    for other in range(n):
-        if rank in (root, other):
-            _ = dist.send(out, other) if rank == root else dist.recv(out, root)
-    return out
-
-
-@mistake("tree_broadcast", "the other ranks still have their own x: each must return what it received", on=ALL, points=0.0)
-def broadcast_nothing(x, root):
-    return x.clone()
-
+slip("tree_broadcast", "broadcast_nothing", 0, "the other ranks still have their own x: each must return what it received",
+    lambda x, root: x.clone(), on=ALL)
 
 @mistake("tree_broadcast", "each rank that has the tensor passes it on, not the root alone", on=ALL, points=1.8)
 def broadcast_by_the_root_alone(x, root):
@@ -156,21 +125,12 @@ def broadcast_by_the_root_alone(x, root):
             _ = dist.send(out, other) if rank == root else dist.recv(out, root)
     return out
 
-
-@mistake("tree_broadcast", "that is rank 0's x: the root may be another rank", on=ALL, points=0.0)
-def broadcast_from_rank_0(x, root):
-    return far_first(x.clone(), 0)
-
-
-@mistake("tree_broadcast", HINT_0, on=ALL, points=2.7)
-def broadcast_in_place(x, root):
-    return far_first(x, root)
-
-
-@mistake("tree_broadcast", "a round is missing: round N up to a power of two before you halve it", on=(4, 5), points=0.9)
-def broadcast_that_halves_n_as_it_is(x, root):
-    return far_first(x.clone(), root, most=me()[1] // 2)
-
+slip("tree_broadcast", "broadcast_from_rank_0", 0, "that is rank 0's x: the root may be another rank",
+    lambda x, root: far_first(x.clone(), 0), on=ALL)
+slip("tree_broadcast", "broadcast_in_place", 2.7, HINT_0, lambda x, root: far_first(x, root), on=ALL)
+slip("tree_broadcast", "broadcast_that_halves_n_as_it_is", 0.9,
+    "a round is missing: round N up to a power of two before you halve it",
+    lambda x, root: far_first(x.clone(), root, most=me()[1] // 2), on=(4, 5))
 
 @mistake("tree_broadcast", says="dist.send and dist.recv take ranks, not places", on=(2,), points=0.0)
 def broadcast_to_places(x, root):
@@ -181,52 +141,22 @@ def broadcast_to_places(x, root):
         dist.recv(out, 0)
     return out
 
-
-@mistake("tree_broadcast", says="sends to rank 2; right is no rank: in the round of distance d, each place that is", points=0.0)
-def broadcast_beyond_the_last_place(x, root):
-    (rank, n), out = me(), x.clone()
-    for distance in (2, 1):
-        if (rank - root) % n % (2 * distance) == 0:
-            dist.send(out, (rank + distance) % n)
-        elif (rank - root) % n % (2 * distance) == distance:
-            dist.recv(out, (rank - distance) % n)
-    return out
-
-
 @mistake("tree_broadcast", "", says="rank 0 called broadcast", on=ALL, points=0.0)
 def broadcast_by_the_backend(x, root):
     out = x.clone()
     dist.broadcast(out, root)
     return out
 
-
-@mistake(
-    "tree_broadcast",
-    "rank 0 waits in recv #0 of 56 bytes from rank 1; rank 1 waits in recv #0 of 56 bytes from rank 0",
-    on=ALL,
-    points=0.0,
-)
-def broadcast_where_all_receive_first(x, root):
-    (rank, n), out = me(), x.clone()
-    dist.recv(out, (rank - 1) % n)
-    dist.send(out, (rank + 1) % n)
-    return out
-
-
 # mistakes: all_gather
 
-
-@mistake("ring_all_gather", "that is the rank's own shard: the other shards are missing", on=ALL, points=0.0)
-def gather_nothing(shard, elements):
-    return shard.clone()
-
+slip("ring_all_gather", "gather_nothing", 0, "that is the rank's own shard: the other shards are missing",
+    lambda shard, elements: shard.clone(), on=ALL)
 
 @mistake("ring_all_gather", "the last shard is missing: a ring of N ranks has N − 1 steps", on=ALL, points=0.0)
 def gather_one_step_too_few(shard, elements):
     whole = placed(shard, elements)
     gather_ring(whole.tensor_split(me()[1]), steps=lambda n: n - 2)
     return whole
-
 
 def shards_as_they_come(shard, elements):
     (rank, n), kept = me(), [shard]
@@ -237,17 +167,14 @@ def shards_as_they_come(shard, elements):
         kept.append(coming)
     return kept
 
-
-@mistake("ring_all_gather", "the shards stand in the order of their arrival; shard r belongs at place r", on=ALL, points=1.6)
-def gather_in_the_order_of_arrival(shard, elements):
-    return torch.cat(shards_as_they_come(shard, elements))
-
+slip("ring_all_gather", "gather_in_the_order_of_arrival", 1.6,
+    "the shards stand in the order of their arrival; shard r belongs at place r",
+    lambda shard, elements: torch.cat(shards_as_they_come(shard, elements)), on=ALL)
 
 @mistake("ring_all_gather", HINT_1, on=ALL, points=1.6)
 def gather_one_place_off(shard, elements):
     (rank, n), kept = me(), shards_as_they_come(shard, elements)
     return torch.cat([kept[(place - rank + 1) % n] for place in range(n)])
-
 
 def gather(shard, elements, peer=-1, chunk=1, first=0, passes=1):
     """The ring with the knobs apart: whom a rank sends to, and which chunks it takes for those that go and come."""
@@ -258,29 +185,18 @@ def gather(shard, elements, peer=-1, chunk=1, first=0, passes=1):
         exchange(mine, (rank + peer) % n, coming, (rank - peer) % n)
     return whole
 
-
-@mistake("ring_all_gather", says="rank 0 sends to rank 1; right is rank 2: in this ring, rank r sends to rank r − 1 only")
-def gather_upwards_with_chunks_downwards(shard, elements):
-    return gather(shard, elements, peer=1)
-
-
-@mistake("ring_all_gather", says="rank 1 makes room for 3 elements; right is 2: make room for the chunk that rank r + 1")
-def gather_downwards_with_chunks_upwards(shard, elements):
-    return gather(shard, elements, chunk=-1)
-
-
-@mistake("ring_all_gather", says="rank 0 sends 3 elements; right is 2: after the first step, a rank passes on what it has just")
-def gather_its_own_again_and_again(shard, elements):
-    return gather(shard, elements, passes=0)
-
+slip("ring_all_gather", "gather_upwards_with_chunks_downwards", 0, "", lambda shard, elements: gather(shard, elements, peer=1),
+    says="rank 0 sends to rank 1; right is rank 2: in this ring, rank r sends to rank r − 1 only")
+slip("ring_all_gather", "gather_downwards_with_chunks_upwards", 0, "",
+    lambda shard, elements: gather(shard, elements, chunk=-1),
+    says="rank 1 makes room for 3 elements; right is 2: make room for the chunk that rank r + 1")
+slip("ring_all_gather", "gather_its_own_again_and_again", 0, "", lambda shard, elements: gather(shard, elements, passes=0),
+    says="rank 0 sends 3 elements; right is 2: after the first step, a rank passes on what it has just")
 
 STARTS = "each rank begins with a chunk that it has not got yet: in the first step it has only its own shard to send"
 
-
-@mistake("ring_all_gather", STARTS, says="sent 750,020 bytes; right is 750,024 bytes", on=(3, 4), points=0.6)
-def gather_beginning_with_the_next(shard, elements):
-    return gather(shard, elements, first=1)
-
+slip("ring_all_gather", "gather_beginning_with_the_next", 0.6, STARTS, lambda shard, elements: gather(shard, elements, first=1),
+    says="sent 750,020 bytes; right is 750,024 bytes", on=(3, 4))
 
 @mistake("ring_all_gather", says="not the right number of messages: how many steps does it take?", points=2.4)
 def gather_one_step_too_many(shard, elements):
@@ -288,13 +204,11 @@ def gather_one_step_too_many(shard, elements):
     gather_ring(whole.tensor_split(me()[1]), steps=lambda n: n)
     return whole
 
-
 @mistake("ring_all_gather", HINT_2, on=ALL, points=2.4)
 def gather_upwards_as_in_the_chapter(shard, elements):
     whole = placed(shard, elements)
     gather_ring(whole.tensor_split(me()[1]), up=True)
     return whole
-
 
 @mistake("ring_all_gather", "right shape, wrong dtype: take dtype=shard.dtype", on=ALL, points=0.6)
 def gather_into_the_default_dtype(shard, elements):
@@ -304,80 +218,27 @@ def gather_into_the_default_dtype(shard, elements):
     gather_ring(chunks)
     return whole
 
-
-@mistake(
-    "ring_all_gather",
-    "",  # the judges say it: what has come is chance
-    says="isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it",
-    on=ALL,
-    points=1.0,
-)
-def gather_that_does_not_wait(shard, elements):
-    (rank, n), whole = me(), placed(shard, elements)
-    chunks = whole.tensor_split(n)
-    for step in range(n - 1):
-        dist.isend(chunks[(rank + step) % n], (rank - 1) % n)
-        dist.irecv(chunks[(rank + step + 1) % n], (rank + 1) % n)
-    return whole
-
-
-@mistake(
-    "ring_all_gather",
-    "rank 0 waits in send #0 of 32 bytes to rank 1; rank 1 waits in send #0 of 24 bytes to rank 0",
-    on=ALL,
-    points=0.0,
-)
-def gather_where_all_send_first(shard, elements):
-    (rank, n), whole = me(), placed(shard, elements)
-    chunks = whole.tensor_split(n)
-    for step in range(n - 1):
-        dist.send(chunks[(rank + step) % n], (rank - 1) % n)
-        dist.recv(chunks[(rank + step + 1) % n], (rank + 1) % n)
-    return whole
-
-
-@mistake("ring_all_gather", "in this ring, rank r sends to rank r − 1 only, modulo N", on=ALL, points=2.4)
-def gather_by_everyone_to_everyone(shard, elements):
-    (rank, n), whole = me(), placed(shard, elements)
-    for k in range(1, n):
-        exchange(shard, (rank + k) % n, whole.tensor_split(n)[(rank - k) % n], (rank - k) % n)
-    return whole
-
-
-@mistake("ring_all_gather", HINT_4, on=ALL, points=3.0)
-def gather_with_whole_tensors(shard, elements):
-    return sum_of_whole_tensors(placed(shard, elements))
-
+slip("ring_all_gather", "gather_with_whole_tensors", 3, HINT_4,
+    lambda shard, elements: sum_of_whole_tensors(placed(shard, elements)), on=ALL)
 
 # mistakes: reduce_scatter
 
-
-@mistake("ring_reduce_scatter", "that is the rank's own chunk: nothing was added to it", on=ALL, points=0.0)
-def scatter_own_chunk(x):
-    return x.tensor_split(me()[1])[me()[0]].clone()
-
+slip("ring_reduce_scatter", "scatter_own_chunk", 0, "that is the rank's own chunk: nothing was added to it",
+    lambda x: x.tensor_split(me()[1])[me()[0]].clone(), on=ALL)
 
 def scatter(x, **wrong):
     chunks = x.clone().tensor_split(me()[1])
     reduce_ring(chunks, **wrong)
     return chunks[me()[0]].clone()
 
-
 @mistake("ring_reduce_scatter", "that is the mean: a reduce-scatter here sums", on=ALL, points=2.0)
 def scatter_the_mean(x):
     out = scatter(x)
     return out / me()[1] if out.is_floating_point() else out
 
-
-@mistake("ring_reduce_scatter", "that is the whole sum: return only the rank's chunk of it", on=ALL, points=0.75)
-def scatter_that_returns_the_sum(x):
-    return sum_of_whole_tensors(x)
-
-
-@mistake("ring_reduce_scatter", HINT_2, on=ALL, points=4.25)
-def scatter_upwards_as_in_the_chapter(x):
-    return scatter(x, up=True)
-
+slip("ring_reduce_scatter", "scatter_that_returns_the_sum", 0.75, "that is the whole sum: return only the rank's chunk of it",
+    lambda x: sum_of_whole_tensors(x), on=ALL)
+slip("ring_reduce_scatter", "scatter_upwards_as_in_the_chapter", 4.25, HINT_2, lambda x: scatter(x, up=True), on=ALL)
 
 @mistake("ring_reduce_scatter", HINT_1, on=ALL, points=0.75)
 def scatter_one_chunk_off(x):
@@ -385,14 +246,9 @@ def scatter_one_chunk_off(x):
     reduce_ring(chunks, first=0)
     return chunks[(me()[0] - 1) % me()[1]].clone()
 
-
 PLACE = "chunk r does not end at rank r: it starts at rank r − 1, so which chunk does a rank send first?"
 
-
-@mistake("ring_reduce_scatter", PLACE, points=0.75)
-def scatter_beginning_with_its_own(x):
-    return scatter(x, first=0)
-
+slip("ring_reduce_scatter", "scatter_beginning_with_its_own", 0.75, PLACE, lambda x: scatter(x, first=0))
 
 @mistake("ring_reduce_scatter", "what came is passed on as it was: a rank adds its own term, and sends the sum on", points=2.0)
 def scatter_that_passes_on_what_came(x):
@@ -404,13 +260,11 @@ def scatter_that_passes_on_what_came(x):
         chunks[(rank + step) % n].add_(passing := coming)
     return chunks[rank].clone()
 
-
 @mistake("ring_reduce_scatter", "these are all chunks, and only chunk r is complete on rank r: return that one", points=2.0)
 def scatter_that_returns_all_chunks(x):
     chunks = x.clone().tensor_split(me()[1])
     reduce_ring(chunks)
     return torch.cat(chunks)
-
 
 @mistake("ring_reduce_scatter", "one term is missing: a ring of N ranks has N − 1 steps", on=ALL, points=0.0)
 def scatter_one_step_too_few(x):
@@ -421,23 +275,11 @@ def scatter_one_step_too_few(x):
         chunks[(rank + step + 2) % n].add_(coming)
     return chunks[rank].clone()
 
+slip("ring_reduce_scatter", "scatter_that_replaces", 2, "what comes must be added to the rank's own terms, not replace them",
+    lambda x: scatter(x, adds=False), on=ALL)
 
-@mistake("ring_reduce_scatter", "what comes must be added to the rank's own terms, not replace them", on=ALL, points=2.0)
-def scatter_that_replaces(x):
-    return scatter(x, adds=False)
-
-
-@mistake("ring_reduce_scatter", HINT_0, on=ALL, points=4.5)
-def scatter_in_place(x):
-    chunks = x.tensor_split(me()[1])
-    reduce_ring(chunks)
-    return chunks[me()[0]]
-
-
-@mistake("ring_reduce_scatter", "", says="right on 2 ranks only", on=ALL, points=1.0)
-def scatter_for_two(x):
-    return scatter(x, steps=lambda n: 1)
-
+slip("ring_reduce_scatter", "scatter_for_two", 1, "", lambda x: scatter(x, steps=lambda n: 1), says="right on 2 ranks only",
+    on=ALL)
 
 @mistake("ring_reduce_scatter", HINT_3, on=ALL, points=2.0)
 def scatter_chunks_of_torch_chunk(x):
@@ -445,14 +287,9 @@ def scatter_chunks_of_torch_chunk(x):
     reduce_ring(chunks)
     return chunks[me()[0]].clone()
 
-
 # mistakes: all_reduce
 
-
-@mistake("ring_all_reduce", "that is the rank's own x: nothing was added to it", on=ALL, points=0.0)
-def reduce_nothing(x):
-    return x.clone()
-
+slip("ring_all_reduce", "reduce_nothing", 0, "that is the rank's own x: nothing was added to it", lambda x: x.clone(), on=ALL)
 
 def two_rings(x, up=False):
     out = x.clone()
@@ -461,21 +298,11 @@ def two_rings(x, up=False):
     gather_ring(chunks, up=up)
     return out
 
-
-@mistake("ring_all_reduce", "that is the sum: the mean is asked for, so divide by N", on=ALL, points=1.6)
-def reduce_to_the_sum(x):
-    return two_rings(x)
-
-
-@mistake("ring_all_reduce", "that is divided by N twice", on=ALL, points=1.6)
-def reduce_and_divide_twice(x):
-    return two_rings(x / me()[1]) / me()[1]
-
-
-@mistake("ring_all_reduce", HINT_4, on=ALL, points=2.4)
-def reduce_whole_tensors(x):
-    return sum_of_whole_tensors(x) / me()[1]
-
+slip("ring_all_reduce", "reduce_to_the_sum", 1.6, "that is the sum: the mean is asked for, so divide by N",
+    lambda x: two_rings(x), on=ALL)
+slip("ring_all_reduce", "reduce_and_divide_twice", 1.6, "that is divided by N twice",
+    lambda x: two_rings(x / me()[1]) / me()[1], on=ALL)
+slip("ring_all_reduce", "reduce_whole_tensors", 2.4, HINT_4, lambda x: sum_of_whole_tensors(x) / me()[1], on=ALL)
 
 @mistake("ring_all_reduce", "only the rank's own chunk is summed: the all-gather is missing", on=ALL, points=0.0)
 def reduce_without_the_gather(x):
@@ -483,50 +310,23 @@ def reduce_without_the_gather(x):
     reduce_ring(chunks)
     return placed(chunks[me()[0]] / me()[1], len(x))
 
-
-@mistake("ring_all_reduce", "these are the ranks' own chunks, divided by N: nothing was added, reduce-scatter them first")
-def reduce_without_the_reduce_scatter(x):
-    return right_gather(x.tensor_split(me()[1])[me()[0]] / me()[1], len(x))
-
-
-@mistake("ring_all_reduce", "// rounds down: divide with /", points=1.6)
-def reduce_and_round_down(x):
-    return two_rings(x) // me()[1]
-
+slip("ring_all_reduce", "reduce_without_the_reduce_scatter", 0,
+    "these are the ranks' own chunks, divided by N: nothing was added, reduce-scatter them first",
+    lambda x: right_gather(x.tensor_split(me()[1])[me()[0]] / me()[1], len(x)))
+slip("ring_all_reduce", "reduce_and_round_down", 1.6, "// rounds down: divide with /", lambda x: two_rings(x) // me()[1])
 
 @mistake("ring_all_reduce", says="ring_all_gather takes the number of elements of the whole tensor, the same on every rank")
 def reduce_and_gather_n_shards_like_its_own(x):
     shard = right_scatter(x) / me()[1]
     return right_gather(shard, me()[1] * len(shard))
 
-
-@mistake("ring_all_reduce", HINT_2, on=ALL, points=2.4)
-def reduce_upwards_as_in_the_chapter(x):
-    return two_rings(x, up=True) / me()[1]
-
-
-@mistake("ring_all_reduce", "", says="right on 2 ranks only", on=ALL, points=1.6)
-def reduce_and_divide_by_two(x):
-    return two_rings(x) / 2
-
+slip("ring_all_reduce", "reduce_upwards_as_in_the_chapter", 2.4, HINT_2, lambda x: two_rings(x, up=True) / me()[1], on=ALL)
+slip("ring_all_reduce", "reduce_and_divide_by_two", 1.6, "", lambda x: two_rings(x) / 2, says="right on 2 ranks only", on=ALL)
 
 def ring_reduce_scatter(x):
     raise NotImplementedError  # your code here
 
-
-@mistake(
-    "ring_all_reduce",
-    "this answer calls ring_reduce_scatter: write that one first",
-    says="ring_reduce_scatter is not written yet",
-    on=ALL,
-    points=0.0,
-)
-def reduce_with_a_reduce_scatter_to_be_written(x):
-    return ring_reduce_scatter(x) / me()[1]
-
-
 # mistakes: all_to_all
-
 
 def received(x, place=lambda rank, k, n: (rank - k) % n, own=True):
     """What a rank gets, chunk by chunk. place: where that of step k goes; own: whether its own is kept."""
@@ -538,21 +338,12 @@ def received(x, place=lambda rank, k, n: (rank - k) % n, own=True):
         exchange(chunks[to], to, out[place(rank, k, n)], source)
     return torch.cat(out)
 
-
-@mistake("pairwise_all_to_all", "that is the rank's own x: nothing was exchanged", on=ALL, points=0.0)
-def swap_nothing(x):
-    return x.clone()
-
-
-@mistake("pairwise_all_to_all", "every rank has chunk r of all ranks, but in the order of their arrival", on=ALL, points=1.6)
-def swap_in_the_order_of_arrival(x):
-    return received(x, place=lambda rank, k, n: k)
-
-
-@mistake("pairwise_all_to_all", "the rank's own chunk is missing: it stays, and belongs at place r", on=ALL, points=1.6)
-def swap_without_its_own(x):
-    return received(x, own=False)
-
+slip("pairwise_all_to_all", "swap_nothing", 0, "that is the rank's own x: nothing was exchanged", lambda x: x.clone(), on=ALL)
+slip("pairwise_all_to_all", "swap_in_the_order_of_arrival", 1.6,
+    "every rank has chunk r of all ranks, but in the order of their arrival", lambda x: received(x, place=lambda rank, k, n: k),
+    on=ALL)
+slip("pairwise_all_to_all", "swap_without_its_own", 1.6, "the rank's own chunk is missing: it stays, and belongs at place r",
+    lambda x: received(x, own=False), on=ALL)
 
 @mistake(
     "pairwise_all_to_all", "that is every rank's own chunk, an all-gather: rank s sends chunk r to rank r", on=ALL, points=0.6
@@ -564,23 +355,12 @@ def swap_own_chunk_with_all(x):
         exchange(chunks[rank], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
     return torch.cat(out)
 
-
-@mistake("pairwise_all_to_all", HINT_4, on=ALL, points=3.0)
-def swap_whole_tensors(x):
-    (rank, n), out = me(), [x.tensor_split(me()[1])[me()[0]]] * me()[1]
-    for k in range(1, n):
-        exchange(x, (rank + k) % n, coming := torch.empty_like(x), (rank - k) % n)
-        out[(rank - k) % n] = coming.tensor_split(n)[rank]
-    return torch.cat(out)
-
-
 @mistake("pairwise_all_to_all", "", says="right on 2 ranks only", on=ALL, points=0.8)
 def swap_with_one_rank(x):
     (rank, n), chunks = me(), x.tensor_split(me()[1])
     out = [chunks[rank].clone() for _ in range(n)]
     exchange(chunks[(rank + 1) % n], (rank + 1) % n, out[(rank - 1) % n], (rank - 1) % n)
     return torch.cat(out)
-
 
 @mistake("pairwise_all_to_all", HINT_3, on=ALL, points=1.6)
 def swap_chunks_of_torch_chunk(x):
@@ -590,11 +370,9 @@ def swap_chunks_of_torch_chunk(x):
         exchange(chunks[(rank + k) % n], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
     return torch.cat(out)
 
-
-@mistake("pairwise_all_to_all", "each chunk stands at the place of the rank that it went to: rank s's belongs at s", points=1.6)
-def swap_into_the_places_of_receivers(x):
-    return received(x, place=lambda rank, k, n: (rank + k) % n)
-
+slip("pairwise_all_to_all", "swap_into_the_places_of_receivers", 1.6,
+    "each chunk stands at the place of the rank that it went to: rank s's belongs at s",
+    lambda x: received(x, place=lambda rank, k, n: (rank + k) % n))
 
 @mistake("pairwise_all_to_all", says="rank 0 sends 3 elements; right is 2: the rank that you send to wants its own chunk")
 def swap_its_own_chunk_into_room_for_its_own(x):
@@ -604,14 +382,11 @@ def swap_its_own_chunk_into_room_for_its_own(x):
         exchange(chunks[rank], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
     return torch.cat(out)
 
-
 # mistakes: collectives_ready
 
-
-@mistake("ring_all_gather", HINT_5, says="manyranks.parallel.collectives.ring_all_gather is not allowed", on=ALL, points=0.0)
-def gather_by_the_chapter(shard, elements):
-    return collectives.ring_all_gather(shard, elements=elements)
-
+slip("ring_all_gather", "gather_by_the_chapter", 0, HINT_5,
+    lambda shard, elements: collectives.ring_all_gather(shard, elements=elements),
+    says="manyranks.parallel.collectives.ring_all_gather is not allowed", on=ALL)
 
 @mistake(
     "ring_all_reduce", HINT_5, says="manyranks.parallel.collectives.ring_reduce_scatter is not allowed", on=ALL, points=0.0

@@ -8,8 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from manyranks.grade import answers
 from manyranks.grade.answers import also_right, mistake, right
 from manyranks.parallel.data_parallel import NaiveDataParallel, OverlappedDataParallel
+
+# fmt: off
 
 AVG = dist.ReduceOp.AVG
 SUM = "that is the sum: the mean over the ranks is asked for, so divide by N"
@@ -17,7 +20,6 @@ TWICE = "that is divided by N twice: ReduceOp.AVG divides, too"
 OWN = "these are the rank's own gradients: no mean has been written into parameter.grad"
 LEFT = "where a gradient was None, the mean has to become the gradient: put the zeros into parameter.grad first"
 LEFT_OUT = "is something left out where a gradient is None? It counts as zeros, and is sent all the same"
-NONE = "a parameter that a rank's examples do not use has a gradient of None there: make it zeros, and send it all the same"
 FROZEN = "frozen parameters get no gradient: leave them out"
 CHAPTER = "that is the chapter's rule, at most so many bytes: here a bucket is closed once it has at least so many"
 ROWS = "make the row of one bucket, reduce it, write it back, and only then make the next"
@@ -31,26 +33,17 @@ COUNT = "count the gradients of the bucket, and start when the last one is there
 INSIDE = "what arrives inside no_sync() is not counted, and leaves gradients that are not None"
 NOTHING = "nothing was sent: no rank can know what the others have"
 
-
 def slip(task, name, points, hint, function=None, says="", base=None, **steps):
-    """A mistake in one line: a function, or the right class with other steps. hint: empty where the judges know what to say."""
-    for step, f in steps.items():
-        if step == "arrived":  # PyTorch wants nothing back from a hook
-            steps[step] = lambda self, p, f=f: [f(self, p)].clear()
-        if getattr(f, "__name__", "") == "<lambda>":
-            f.__name__, f.__qualname__ = step, f"{name}.{step}"
-    made = function or type(name, (base or Overlapped,), steps)
-    made.__name__ = made.__qualname__ = name
-    globals()[name] = mistake(task, hint, says=says, points=points)(made)
-
+    """PyTorch wants nothing back from a hook."""
+    if f := steps.get("arrived"):
+        steps["arrived"] = lambda self, p: [f(self, p)].clear()
+    answers.slip(task, name, points, hint, function or base or Overlapped, says, **steps)
 
 def me():
     return dist.get_rank(), dist.get_world_size()
 
-
 def learning(parameters):
     return [p for p in parameters if p.requires_grad]
-
 
 def fill(parameters):
     """No gradient is None."""
@@ -58,36 +51,29 @@ def fill(parameters):
         if p.grad is None:
             p.grad = torch.zeros_like(p)
 
-
 def row_of(bucket):
     fill(bucket)
     return torch.cat([p.grad.flatten() for p in bucket])
-
 
 def hand_out(bucket, row):
     for p, part in zip(bucket, row.split([p.numel() for p in bucket]), strict=True):
         p.grad.copy_(part.view_as(p))
 
-
 # Task 1
-
 
 def send_all(tensors, src=0):
     with torch.no_grad():
         for tensor in tensors:
             dist.broadcast(tensor, src=src)
 
-
 @right("replicate")
 def replicate(model):
     send_all([*model.parameters(), *model.buffers()])
-
 
 @also_right("replicate")
 def replicate_without_no_grad(model):
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor, 0)
-
 
 @also_right("replicate")
 def replicate_by_way_of_data(model):
@@ -96,7 +82,6 @@ def replicate_by_way_of_data(model):
         dist.broadcast(first, 0)
         tensor.data.copy_(first)
 
-
 @mistake("replicate", says="copy into the memory it has, which views go on to use", points=1.6)
 def replicate_into_other_memory(model):
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -104,27 +89,16 @@ def replicate_into_other_memory(model):
         dist.broadcast(first, 0)
         tensor.data = first
 
-
 @also_right("replicate")
 def replicate_all_under_way(model):
     with torch.no_grad():
         for work in [dist.broadcast(t, 0, async_op=True) for t in [*model.parameters(), *model.buffers()]]:
             work.wait()
 
-
 @mistake("replicate", "rank 0's have to arrive in the model's own tensors: the ranks still have their own", points=0.8)
 def replicate_copies(model):
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach().clone(), 0)
-
-
-@mistake("replicate", "rank 0's have to arrive in the model's own tensors: the ranks still have their own", points=0.8)
-def replicate_into_new_parameters(model):
-    send_all(model.buffers())
-    for name, p in list(model.named_parameters()):
-        send_all([new := nn.Parameter(p.detach().clone(), p.requires_grad)])
-        setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], new)
-
 
 @mistake("replicate", "that is the mean over the ranks: rank 0's are asked for")
 def replicate_the_mean(model):
@@ -133,32 +107,12 @@ def replicate_the_mean(model):
             dist.all_reduce(tensor)
             tensor /= me()[1]
 
-
-@mistake("replicate", "nearly right, as if rounded: float64 has to stay float64 on its way")
-def replicate_in_float32(model):
-    with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
-            half = tensor.float()
-            dist.broadcast(half, 0)
-            tensor.copy_(half)
-
-
-@mistake("replicate", "", says="change parameters under torch.no_grad()")
-def replicate_copying_without_no_grad(model):
-    for tensor in [*model.parameters(), *model.buffers()]:
-        first = tensor.detach().clone()
-        dist.broadcast(first, 0)
-        tensor.copy_(first)
-
-
 @mistake("replicate", "", says="torch.distributed.utils._sync_module_states is not allowed")
 def replicate_by_a_part_of_torchs(model):
     from torch.distributed.utils import _sync_module_states
 
     _sync_module_states(model, dist.group.WORLD, 2**20, 0, [])
 
-
-# fmt: off
 slip("replicate", "replicate_nothing", 0, NOTHING, lambda model: None)
 slip("replicate", "replicate_without_buffers", 0, "buffers belong to the model, too: the ranks still have their own",
      lambda model: send_all(model.parameters()))
@@ -169,49 +123,38 @@ slip("replicate", "replicate_the_state_dict", 1.2,
      lambda model: send_all(model.state_dict().values()))
 slip("replicate", "replicate_from_the_last_rank", 0.8, "those of the last rank arrived: rank 0's are asked for",
      lambda model: send_all([*model.parameters(), *model.buffers()], me()[1] - 1))
-slip("replicate", "replicate_from_itself", 0, "", lambda model: send_all([*model.parameters(), *model.buffers()], me()[0]),
-     says="all ranks must make the same calls in the same order")
 slip("replicate", "replicate_with_another_argument", 0, "", lambda model, src: None, says="the check calls replicate(model)")
-# fmt: on
-
 
 # Task 2
-
 
 def total_of(examples, op=dist.ReduceOp.SUM):
     total = torch.tensor([examples], dtype=torch.float64)
     dist.all_reduce(total, op=op)
     return total
 
-
 def weigh(model, share):
     fill(learning(model.parameters()))
     for p in learning(model.parameters()):
         p.grad *= share
 
-
 def reduce_all(model, op=dist.ReduceOp.SUM, first=1):
     for p in learning(model.parameters())[::first]:
         dist.all_reduce(p.grad, op=op)
-
 
 @right("average")
 def average(model, examples):
     weigh(model, examples / total_of(examples))
     reduce_all(model)
 
-
 @also_right("average")
 def average_by_avg(model, examples):
     weigh(model, examples * me()[1] / total_of(examples))
     reduce_all(model, AVG)
 
-
 @also_right("average")
 def average_by_avg_of_both(model, examples):
     weigh(model, examples / total_of(examples, AVG))
     reduce_all(model, AVG)
-
 
 @also_right("average")
 def average_and_count_last(model, examples):
@@ -219,19 +162,16 @@ def average_and_count_last(model, examples):
     reduce_all(model, first=-1)
     weigh(model, 1 / total_of(examples))
 
-
 @also_right("average")
 def average_by_futures(model, examples):
     weigh(model, examples / total_of(examples))
     for work in [dist.all_reduce(p.grad, async_op=True) for p in learning(model.parameters())]:
         work.get_future().wait()
 
-
 @mistake("average", "that is divided by N twice: the weights n/total make the sum a mean already", points=1.2)
 def average_and_divide_by_n_too(model, examples):
     weigh(model, examples / total_of(examples) / me()[1])
     reduce_all(model)
-
 
 @mistake("average", LEFT_OUT)
 def average_skipping_none(model, examples):
@@ -241,7 +181,6 @@ def average_skipping_none(model, examples):
             p.grad *= examples / total
             dist.all_reduce(p.grad)
 
-
 @mistake("average", LEFT, points=1.2)
 def average_leaving_none(model, examples):
     total = total_of(examples)
@@ -250,13 +189,11 @@ def average_leaving_none(model, examples):
         grad *= examples / total
         dist.all_reduce(grad)
 
-
 @mistake("average", OWN)
 def average_copies(model, examples):
     fill(learning(model.parameters()))
     for p in learning(model.parameters()):
         dist.all_reduce(p.grad * (examples / total_of(examples)))
-
 
 @mistake("average", "that is one call for everything: here each parameter has its own, and buckets come in task 4", points=2.8)
 def average_in_one_call(model, examples):
@@ -265,34 +202,10 @@ def average_in_one_call(model, examples):
     dist.all_reduce(row)
     hand_out(learning(model.parameters()), row)
 
-
-@mistake("average", "frozen parameters have no gradient: leave them out", points=2.8)
-def average_frozen_too(model, examples):
-    fill(model.parameters())
-    weigh(model, examples / total_of(examples))
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-
-
-@mistake("average", "the number of examples is the same for all parameters: one small call is enough", points=2.8)
-def average_asking_for_each_parameter(model, examples):
-    fill(learning(model.parameters()))
-    for p in learning(model.parameters()):
-        p.grad *= examples / total_of(examples)
-        dist.all_reduce(p.grad)
-
-
 @mistake("average", "the examples of all ranks are their sum, not their mean: the gradients are N times too large", points=1.2)
 def average_by_the_mean_number_of_examples(model, examples):
     weigh(model, examples / total_of(examples, AVG))
     reduce_all(model)
-
-
-@mistake("average", "", says=NONE)
-def average_sending_none(model, examples):
-    for p in learning(model.parameters()):
-        dist.all_reduce(p.grad)
-
 
 @mistake(
     "average",
@@ -315,15 +228,12 @@ def average_from_the_checks_examples(model, examples):
     for p in learning(model.parameters()):
         dist.all_reduce(torch.randn_like(p))
 
-
 @mistake("average", "", says="manyranks.parallel.data_parallel.NaiveDataParallel is not allowed")
 def average_by_the_chapter(model, examples):
     weigh(model, examples / total_of(examples) * me()[1])
     NaiveDataParallel(model).finish()
 
-
 BEFORE = "weigh before the all-reduce: each rank's gradient has the weight of its own examples, not the sum of all"
-# fmt: off
 slip("average", "average_by_the_sum", 0,
      "that is the sum of the ranks' gradients: multiply each by its examples, divide by those of all ranks",
      lambda model, examples: (weigh(model, 1), reduce_all(model)))
@@ -342,11 +252,8 @@ slip("average", "average_in_whole_numbers", 1.2,
      lambda model, examples: (weigh(model, examples // total_of(examples)), reduce_all(model)))
 slip("average", "average_weighing_the_sum", 1.2, BEFORE,
      lambda model, examples: (weigh(model, 1), reduce_all(model), weigh(model, examples / total_of(examples))))
-# fmt: on
-
 
 # Task 3
-
 
 @right("cut")
 def cut(parameters, first_bytes, cap_bytes, size=lambda p: p.nbytes, takes=lambda p: p.requires_grad):
@@ -360,11 +267,9 @@ def cut(parameters, first_bytes, cap_bytes, size=lambda p: p.nbytes, takes=lambd
                 held = 0
     return [bucket for bucket in buckets if bucket]
 
-
 @also_right("cut")
 def cut_into_tuples(parameters, first_bytes, cap_bytes):
     return tuple(tuple(bucket) for bucket in cut(parameters, first_bytes, cap_bytes))
-
 
 @mistake("cut", CHAPTER)
 def cut_by_the_rule_of_the_chapter(parameters, first_bytes, cap_bytes):
@@ -377,7 +282,6 @@ def cut_by_the_rule_of_the_chapter(parameters, first_bytes, cap_bytes):
         held += p.nbytes
     return buckets
 
-
 @mistake("cut", "the last bucket is missing: it need not be full")
 def cut_without_the_last(parameters, first_bytes, cap_bytes):
     buckets, bucket = [], []
@@ -387,7 +291,6 @@ def cut_without_the_last(parameters, first_bytes, cap_bytes):
             buckets.append(bucket)
             bucket = []
     return buckets
-
 
 @mistake("cut", "each bucket counts its own bytes: start from 0 when the next one is opened")
 def cut_without_resetting_the_size(parameters, first_bytes, cap_bytes):
@@ -399,21 +302,17 @@ def cut_without_resetting_the_size(parameters, first_bytes, cap_bytes):
             buckets.append([])
     return [bucket for bucket in buckets if bucket]
 
-
 @mistake("cut", "", says="cut has changed the list that it was given")
 def cut_and_empty_the_list(parameters, first_bytes, cap_bytes):
     mine = list(parameters)
     parameters.clear()
     return cut(mine, first_bytes, cap_bytes)
 
-
 @mistake("cut", "", says="_compute_bucket_assignment_by_size is not allowed")
 def cut_by_torch(parameters, first_bytes, cap_bytes):
     numbers, _ = dist._compute_bucket_assignment_by_size(learning(parameters)[::-1], [int(first_bytes), int(cap_bytes)])
     return [[learning(parameters)[::-1][number] for number in bucket] for bucket in numbers]
 
-
-# fmt: off
 slip("cut", "cut_nothing", 0, "", lambda parameters, first, cap: None, says="return the list of buckets")
 slip("cut", "cut_forwards", 0, "backward makes the last parameter's gradient first: go through them in reverse",
      lambda p, first, cap: cut(p[::-1], first, cap))
@@ -435,11 +334,8 @@ slip("cut", "cut_frozen_too", 0, FROZEN, lambda p, first, cap: cut(p, first, cap
 slip("cut", "cut_asking_for_gradients", 0,
      "no parameter is in a bucket; gradients do not exist yet when buckets are cut: ask requires_grad",
      lambda p, first, cap: cut([p for p in p if p.grad is not None], first, cap))
-# fmt: on
-
 
 # Task 4
-
 
 @right("average_in_buckets")
 def average_in_buckets(buckets, row_of=lambda bucket: row_of(bucket).div_(me()[1]), op=dist.ReduceOp.SUM, write=hand_out):
@@ -448,11 +344,9 @@ def average_in_buckets(buckets, row_of=lambda bucket: row_of(bucket).div_(me()[1
         dist.all_reduce(row, op=op)
         write(bucket, row)
 
-
 @also_right("average_in_buckets")
 def in_buckets_by_avg(buckets):
     average_in_buckets(buckets, row_of, AVG)
-
 
 @also_right("average_in_buckets")
 def in_buckets_two_under_way(buckets):
@@ -468,29 +362,23 @@ def in_buckets_two_under_way(buckets):
     before[2].wait()
     hand_out(*before[:2])
 
-
 def mean_without_filling(bucket):
     there = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
     return torch.cat([grad.flatten() for grad in there]) / me()[1]
-
 
 def hand_out_where_one_is(bucket, row):
     for p, part in zip(bucket, row.split([p.numel() for p in bucket]), strict=True):
         if p.grad is not None:
             p.grad.copy_(part.view_as(p))
 
-
-@mistake("average_in_buckets", LEFT, points=1.2)
-def in_buckets_leaving_none(buckets):
-    average_in_buckets(buckets, mean_without_filling, write=hand_out_where_one_is)
-
+slip("average_in_buckets", "in_buckets_leaving_none", 1.2, LEFT,
+    lambda buckets: average_in_buckets(buckets, mean_without_filling, write=hand_out_where_one_is))
 
 @mistake("average_in_buckets", "that is one call a parameter: put the gradients of a bucket into one tensor", points=2.1)
 def in_buckets_one_call_a_parameter(buckets):
     for bucket in buckets:
         for p in bucket:
             average_in_buckets([[p]])
-
 
 @mistake("average_in_buckets", ROWS, points=2.4)
 def in_buckets_all_rows_at_once(buckets):
@@ -500,7 +388,6 @@ def in_buckets_all_rows_at_once(buckets):
     for bucket, row in zip(buckets, rows, strict=True):
         hand_out(bucket, row)
 
-
 @mistake("average_in_buckets", "every parameter got the beginning of the row: cut it with row.split([...])", points=1.2)
 def in_buckets_the_first_part_for_all(buckets):
     for bucket in buckets:
@@ -509,20 +396,8 @@ def in_buckets_the_first_part_for_all(buckets):
         for p in bucket:
             p.grad.copy_(row[: p.numel()].view_as(p))
 
-
-@mistake("average_in_buckets", LEFT_OUT)
-def in_buckets_skipping_an_unused_bucket(buckets):
-    average_in_buckets([bucket for bucket in buckets if any(p.grad is not None for p in bucket)])
-
-
-@mistake("average_in_buckets", "the mean has been added to the gradient: it takes the gradient's place", points=1.2)
-def in_buckets_added_to_the_gradient(buckets):
-    def add_to(bucket, row):
-        for p, part in zip(bucket, row.split([p.numel() for p in bucket]), strict=True):
-            p.grad += part.view_as(p)
-
-    average_in_buckets(buckets, write=add_to)
-
+slip("average_in_buckets", "in_buckets_skipping_an_unused_bucket", 0, LEFT_OUT,
+    lambda buckets: average_in_buckets([bucket for bucket in buckets if any(p.grad is not None for p in bucket)]))
 
 @mistake("average_in_buckets", says="average_in_buckets() has changed the weights")
 def in_buckets_into_the_weights(buckets):
@@ -532,16 +407,9 @@ def in_buckets_into_the_weights(buckets):
 
     average_in_buckets(buckets, write=overwrite)
 
-
 class Kin(NaiveDataParallel):
     """Derived from what is ready."""
 
-
-def in_parts(bucket):
-    return torch.cat([p.grad.flatten() for p in bucket])
-
-
-# fmt: off
 slip("average_in_buckets", "in_buckets_the_sum", 1.2, SUM, lambda buckets: average_in_buckets(buckets, row_of))
 slip("average_in_buckets", "in_buckets_divided_twice", 1.2, TWICE,
      lambda buckets: average_in_buckets(buckets, lambda bucket: row_of(bucket) / me()[1], AVG))
@@ -553,16 +421,11 @@ slip("average_in_buckets", "in_buckets_last_bucket_first", 2.1, "the right bucke
      lambda buckets: average_in_buckets(buckets[::-1]))
 slip("average_in_buckets", "in_buckets_divided_by_the_buckets", 1.2, "divide by the number of ranks, not of buckets",
      lambda buckets: average_in_buckets(buckets, lambda bucket: row_of(bucket) / len(buckets)))
-slip("average_in_buckets", "in_buckets_with_none_in_the_row", 0, "", lambda buckets: average_in_buckets(buckets, in_parts),
-     says=NONE)
 slip("average_in_buckets", "in_buckets_by_what_is_derived_from_the_chapters", 0, "",
      lambda buckets: [Kin(nn.ParameterList(bucket)).finish() for bucket in buckets],
      says="manyranks.parallel.data_parallel.NaiveDataParallel is not allowed")
-# fmt: on
-
 
 # Tasks 5 and 6
-
 
 @right("Overlapped")
 @right("no_sync")
@@ -636,14 +499,12 @@ class Overlapped(nn.Module):
         finally:
             self.syncs = True
 
-
 @also_right("Overlapped")
 @also_right("no_sync")
 class OverlappedByAvg(Overlapped):
     def send(self, k):
         row = row_of(self.buckets[k])
         self.underway[k] = row, dist.all_reduce(row, op=AVG, async_op=True)
-
 
 @also_right("Overlapped")
 @also_right("no_sync")
@@ -654,7 +515,6 @@ class LeavesNoneWhereNoneIsUsed(Overlapped):
             if not p.grad.any():
                 p.grad = None
 
-
 @also_right("Overlapped")
 @also_right("no_sync")
 class WaitsByFutures(Overlapped):
@@ -662,7 +522,6 @@ class WaitsByFutures(Overlapped):
         for k, (row, work) in self.underway.items():
             work.get_future().wait()
             hand_out(self.buckets[k], row)
-
 
 @also_right("Overlapped")
 class IsNoModule:
@@ -678,13 +537,11 @@ class IsNoModule:
     def finish(self):
         self.hidden[0].finish()
 
-
 @also_right("Overlapped")
 class RebindsGradients(Overlapped):
     def write(self, bucket, row):
         for p, part in zip(bucket, row.split([p.numel() for p in bucket]), strict=True):
             p.grad = part.view_as(p)
-
 
 @also_right("Overlapped")
 @mistake("no_sync", INSIDE, points=0.9)
@@ -694,13 +551,11 @@ class LooksForNone(Overlapped):
     def full(self, k):
         return all(p.grad is not None for p in self.buckets[k])
 
-
 @also_right("Overlapped")
 class HasRowsForGood(Overlapped):
     def row(self, k):
         row, self.rows = super().row(k), getattr(self, "rows", {})
         return self.rows.setdefault(k, torch.empty_like(row)).copy_(row)
-
 
 @also_right("Overlapped")
 class MakesSparseGradients(Overlapped):
@@ -708,7 +563,6 @@ class MakesSparseGradients(Overlapped):
         super().collect()
         for p in self.bucket_of:
             p.grad = p.grad.to_sparse()
-
 
 @mistake("no_sync", "only the last micro-batch counts: those inside no_sync() add to p.grad", points=1.2)
 class DropsWhatAccumulated(Overlapped):
@@ -718,23 +572,19 @@ class DropsWhatAccumulated(Overlapped):
             yield
         self.module.zero_grad()
 
-
 def switches(self, back=True):
     self.syncs = False
     yield
     self.syncs = back
 
-
 def come_of(self, k):
     return torch.cat([torch.full((p.numel(),), p in self.come) for p in self.buckets[k]])
-
 
 @contextmanager
 def ends_with_finish(self):
     with Overlapped.no_sync(self):
         yield
     self.finish()
-
 
 @contextmanager
 def divides_inside(self):
@@ -743,29 +593,22 @@ def divides_inside(self):
     for p in self.bucket_of:
         p.grad = None if p.grad is None else p.grad / me()[1]
 
-
 def unwritten(self, module):
     raise NotImplementedError  # your code here
 
-
 def nothing(self, *_):
     pass
-
 
 @contextmanager
 def no_sync(self, steps):
     yield
 
-
 def never(self):
     self.syncs = False
-
 
 def hooks(what, of=lambda self: self.bucket_of):
     return lambda self: [p.register_post_accumulate_grad_hook(what(self, p)) for p in of(self)]
 
-
-# fmt: off
 slip("Overlapped", "Overtakes", 1.8, "all-reduces are matched by their order: a full bucket waits for those before it",
      go=lambda self: [self.send(k) for k in range(len(self.buckets)) if self.full(k) and k not in self.underway])
 slip("Overlapped", "LeavesBucketsThatAreNotFull", 0, LEFT_OUT, finish=lambda self: (self.collect(), self.reset()))
@@ -802,7 +645,7 @@ slip("Overlapped", "SendsWithTheFirstGradient", 1.8, COUNT,
      arrived=lambda self, p: [self.send(k) for k in range(len(self.underway), self.bucket_of[p] + 1)])
 slip("Overlapped", "SendsOneBucketAHook", 4.2, "two buckets can leave at once: while, not if",
      go=lambda self: (k := len(self.underway)) < len(self.buckets) and self.full(k) and self.send(k))
-slip("Overlapped", "ForgetsAsyncOp", 0, "", says="dist.all_reduce returns something to wait for with async_op=True only",
+slip("Overlapped", "ForgetsAsyncOp", 0, "", says="a call returns something to wait for with async_op=True only",
      send=lambda self, k: self.underway.update({k: (row := self.row(k), dist.all_reduce(row))}))
 slip("Overlapped", "CallsAnUnwrittenReplicate", 0, "", says="not written yet", start=unwritten)
 slip("no_sync", "SendsZerosForWhatCameInside", 1.2,
@@ -833,4 +676,3 @@ slip("no_sync", "NeverYields", 0, "", says="no_sync() has to `yield` where its i
      no_sync=contextmanager(never))
 slip("no_sync", "NoSyncTakesMore", 0, "", says="the training loop calls model.no_sync()",
      no_sync=no_sync)
-# fmt: on

@@ -6,26 +6,15 @@ from types import FunctionType
 import torch
 import torch.distributed as dist
 
-from manyranks.grade.answers import also_right, mistake, right
+from manyranks.grade.answers import also_right, mistake, right, slip
 
-
-def slip(task, name, points, hint, function=None, says="", **steps):
-    """A mistake in one line: a function, or the right class with other steps. hint: empty where the judges know what to say."""
-    for step, f in steps.items():
-        if getattr(f, "__name__", "") == "<lambda>":
-            f.__name__, f.__qualname__ = step, f"{name}.{step}"
-    made = function or type(name, (globals()[task],), steps)
-    made.__name__ = made.__qualname__ = name
-    globals()[name] = mistake(task, hint, says=says, points=points)(made)
-
+# fmt: off
 
 def me():
     return dist.get_rank(), dist.get_world_size()
 
-
 def pad(tensor, front=0):
     return torch.nn.functional.pad(tensor.flatten(), (front, -(tensor.numel() + front) % me()[1]))
-
 
 def reduced(whole, **how):
     """This rank's shard of the sum."""
@@ -33,19 +22,15 @@ def reduced(whole, **how):
     dist.reduce_scatter_single(mine, whole, **how)
     return mine
 
-
 def all_reduced(row):
     dist.all_reduce(row)
     return row
 
-
 def filled(parameter):
     return torch.zeros(parameter.shape, dtype=parameter.dtype) if parameter.grad is None else parameter.grad
 
-
 def add(shard_S, mean_S):
     shard_S.grad = mean_S if shard_S.grad is None else shard_S.grad + mean_S
-
 
 SUM = "that is the sum over the ranks: their mean is asked for, so divide by N"
 OWN = "these are the rank's own gradients: reduce-scatter them, and give the shard the mean of its part"
@@ -58,14 +43,11 @@ VIEW = "a slice or a chunk is a view, and keeps the whole tensor's memory: clone
 YOURSELF = "write it yourself, with dist.all_gather_single and dist.reduce_scatter_single"
 ALL_REDUCE = "dist.reduce_scatter_single gives each its shard"
 
-
 # 1. shard
-
 
 @right("shard")
 def shard(tensor):
     return pad(tensor).chunk(me()[1])[me()[0]].clone()
-
 
 @also_right("shard")
 def shard_into_zeros(tensor):
@@ -74,18 +56,14 @@ def shard_into_zeros(tensor):
     piece[: len(mine)] = mine
     return piece
 
-
 def part(tensor, size):
     return tensor.flatten()[me()[0] * size :][:size].clone()
-
 
 @mistake("shard", NUMPY, points=1.2)
 def keeps_an_array(tensor):
     keeps_an_array.kept = tensor.numpy().copy()
     return shard(tensor)
 
-
-# fmt: off
 slip("shard", "a_view", 1.2, VIEW, lambda t: pad(t).chunk(me()[1])[me()[0]])
 slip("shard", "no_padding", 0.8, "these are pieces of different sizes, and collectives need equal ones: pad with zeros first",
      lambda t: t.flatten().tensor_split(me()[1])[me()[0]].clone())
@@ -106,22 +84,17 @@ slip("shard", "always_pads", 0.8, "too much padding: none where E is a multiple 
      lambda t: torch.nn.functional.pad(t.flatten(), (0, me()[1] - t.numel() % me()[1])).chunk(me()[1])[me()[0]].clone())
 slip("shard", "asks_the_others", 1.8, "", lambda t: rows(shard(t)).chunk(me()[1])[me()[0]].clone(),
      says="it takes its piece without asking anybody")
-# fmt: on
-
 
 # 2. gather
-
 
 def rows(shard_S):
     whole = shard_S.new_empty(len(shard_S) * me()[1])
     dist.all_gather_single(whole, shard_S)
     return whole
 
-
 @right("gather")
 def gather(shard_S, shape):
     return rows(shard_S)[: shape.numel()].view(shape)
-
 
 @also_right("gather")
 def gather_into_a_list(shard_S, shape):
@@ -129,13 +102,11 @@ def gather_into_a_list(shard_S, shape):
     dist.all_gather(parts, shard_S)
     return torch.cat(parts)[: math.prod(shape)].reshape(shape)
 
-
 @also_right("gather")
 def gather_by_the_older_name(shard_S, shape):
     whole = shard_S.new_empty(len(shard_S) * me()[1])
     dist.all_gather_into_tensor(whole, shard_S, async_op=True).wait()
     return whole[: shape.numel()].view(shape)
-
 
 def alone(shard_S):
     """Zeros, but for this rank's part."""
@@ -143,16 +114,13 @@ def alone(shard_S):
     whole.chunk(me()[1])[me()[0]].copy_(shard_S)
     return whole
 
-
 @mistake("gather", says=WAIT)
 def never_waits(shard_S, shape):
     whole = shard_S.new_empty(len(shard_S) * me()[1])
     dist.all_gather_single(whole, shard_S, async_op=True)
     return whole[: shape.numel()].view(shape)
 
-
 ROOM = "the output is flat and has room for N·S, padding included"
-
 
 @mistake("gather", says=ROOM)
 def makes_room_of_its_shape(shard_S, shape):
@@ -160,27 +128,15 @@ def makes_room_of_its_shape(shard_S, shape):
     dist.all_gather_single(whole, shard_S)
     return whole
 
-
 @mistake("gather", says="a tensor arrives in the dtype of its sender")
 def makes_room_of_float32(shard_S, shape):
     whole = torch.empty(len(shard_S) * me()[1])
     dist.all_gather_single(whole, shard_S)
     return whole[: shape.numel()].view(shape)
 
+slip("gather", "views_the_padding", 0, "", lambda shard_S, shape: rows(shard_S).view(shape),
+    says="the padding is still there: keep the first shape.numel() elements")
 
-@mistake("gather", says="the padding is still there: keep the first shape.numel() elements")
-def views_the_padding(shard_S, shape):
-    return rows(shard_S).view(shape)
-
-
-@mistake("gather", says=ROOM)
-def makes_too_little_room(shard_S, shape):
-    whole = shard_S.new_empty(shape.numel())
-    dist.all_gather_single(whole, shard_S)
-    return whole.view(shape)
-
-
-# fmt: off
 slip("gather", "keeps_the_padding", 0.8, "the padding is still there: keep the first shape.numel() elements, then .view(shape)",
      lambda s, shape: rows(s))
 slip("gather", "forgets_the_shape", 0.8, "the elements are right, the shape is not: .view(shape)",
@@ -189,15 +145,10 @@ slip("gather", "its_own_part", 0, "only this rank's own part is there: gather th
      lambda s, shape: alone(s)[: shape.numel()].view(shape))
 slip("gather", "by_all_reduce", 1.2, "", lambda s, shape: all_reduced(alone(s))[: shape.numel()].view(shape),
      says="dist.all_gather_single brings all shards at once")
-slip("gather", "counts_up", 0.8, "",
-     lambda s, shape: (rows(s), torch.arange(1.0, 1 + shape.numel(), dtype=s.dtype).view(shape))[1], says="0 is 1, right")
 slip("gather", "gathers_twice", 1.2, "everything was gathered twice: one all-gather a tensor",
      lambda s, shape: (gather(s, shape), gather(s, shape))[1])
-# fmt: on
-
 
 # 3. Stage1
-
 
 @right("Stage1")
 class Stage1:
@@ -242,11 +193,9 @@ class Stage1:
     def forgotten(self):
         return [*self.params, *self.shards]
 
-
 def knowing(f, **names):
     """The function, in which these names mean something else."""
     return FunctionType(f.__code__, {**globals(), **names}, f.__name__)
-
 
 @also_right("Stage1")
 class ListsAndAverages(Stage1):
@@ -257,7 +206,6 @@ class ListsAndAverages(Stage1):
         return mine
 
     gather = knowing(lambda self, p, s: gather(s, tuple(p.shape)), gather=gather_into_a_list)
-
 
 @also_right("Stage1")
 class AssignsData(Stage1):
@@ -272,9 +220,7 @@ class AssignsData(Stage1):
         for p in self.params:
             p.grad = None
 
-
 TRIED = {"a tensor": torch.ones(500, 500), "an array": torch.ones(500, 500).numpy(), "a list": [0.5 * k for k in range(20_000)]}
-
 
 @also_right("Stage1")
 class HasVariablesOfAnotherCell(Stage1):
@@ -284,28 +230,12 @@ class HasVariablesOfAnotherCell(Stage1):
         super().step()
         assert len(TRIED) == 3
 
-
 @mistake("Stage1", "nothing was sent, and nothing changed: was params a generator that was empty the second time? list(params)")
 class GoesThroughParamsTwice(Stage1):
     def __init__(self, params, optimizer_class, **kwargs):
         self.shards = [self.shard(p) for p in params if p.requires_grad]
         self.params = list(params)
         self.optimizer = optimizer_class(self.shards, **kwargs)
-
-
-@mistake("Stage1", "an optimizer of whole parameters has whole states: give it shards, one Parameter a parameter", points=1.65)
-class SendsAsItShouldAndShardsNothing(Stage1):
-    def make(self, optimizer_class, kwargs):
-        return optimizer_class(self.params, **kwargs)
-
-    def reduce(self):
-        super().reduce()
-        for p, s in zip(self.params, self.shards):
-            p.grad, s.grad = gather(s.grad, p.shape), None
-
-    def spread(self):
-        pass
-
 
 @mistake("Stage1", "one row for all is the chapter's: here each parameter has a reduce-scatter of its own, padded", points=4.35)
 class SendsAllInOneRow(Stage1):
@@ -314,8 +244,6 @@ class SendsAllInOneRow(Stage1):
         for s, grad in zip(self.shards, reduced(whole / me()[1]).split([len(s) for s in self.shards])):
             s.grad = grad.clone()
 
-
-# fmt: off
 slip("Stage1", "CallsAWrongShard", 0, "", says="your shard does not pass its own check: mend it first",
      shard=knowing(Stage1.shard, shard=globals()["rounds_down"]))
 slip("Stage1", "NeverDivides", 2, SUM, mean=lambda self, p: reduced(pad(filled(p))))
@@ -357,11 +285,8 @@ slip("Stage1", "MakesAnOptimizerEachStep", 2, "each step begins with new optimiz
      spread=lambda self: (Stage1.spread(self), setattr(self, "optimizer", self.again())))
 slip("Stage1", "ShardsNothing", 1, "data parallelism has whole states: give the optimizer shards, and reduce-scatter gradients",
      shard=lambda self, p: p, mean=lambda self, p: all_reduced(filled(p) / me()[1]), spread=lambda self: None)
-# fmt: on
-
 
 # 4. Stage2
-
 
 @right("Stage2")
 class Stage2(Stage1):
@@ -407,7 +332,6 @@ class Stage2(Stage1):
         self.optimizer.step()
         self.spread()
 
-
 @also_right("Stage2")
 class LooksForNone(Stage2):
     """Instead of counting: what has left has no gradient."""
@@ -415,7 +339,6 @@ class LooksForNone(Stage2):
     def arrived(self, p):
         while self.left < len(self.queue) and self.queue[self.left][0].grad is not None:
             self.send()
-
 
 @also_right("Stage2")
 class AddsInPlace(Stage2):
@@ -428,7 +351,6 @@ class AddsInPlace(Stage2):
         s.grad = torch.zeros_like(s) if s.grad is None else s.grad
         s.grad += self.mean(p)
 
-
 @mistake("Stage2", says="hint: gradients leave in the reverse order of `params`, on all ranks")
 class ReducesInTheOrderOfBackward(Stage2):
     """What is there leaves; the rest in finish."""
@@ -438,14 +360,12 @@ class ReducesInTheOrderOfBackward(Stage2):
         self.there.add(p)
         self.send()
 
-
 @mistake("Stage2", "when one leaves, the next ones may be there already: while, not if", points=1.2)
 class SendsOneAHook(Stage2):
     def arrived(self, p):
         self.there.add(p)
         if self.left < len(self.queue) and self.queue[self.left][0] in self.there:
             self.send()
-
 
 @mistake("Stage2", "once a gradient has left, its shard is all that a rank keeps: no list of whole ones", points=2.6)
 class KeepsAllGradients(Stage2):
@@ -460,19 +380,10 @@ class KeepsAllGradients(Stage2):
         super().zero_grad()
         self.kept = []
 
-
-@mistake("Stage2", NUMPY, points=2.6)
-class KeepsGradientsAsArrays(KeepsAllGradients):
-    def copy(self, p):
-        return filled(p).numpy().copy()
-
-
 @mistake("Stage2", says="which has no finish()")
 class IsStage1(Stage1):
     pass
 
-
-# fmt: off
 slip("Stage2", "ReducesAfterBackwardOnly", 1.2, "reduce it in the hook, register_post_accumulate_grad_hook, not after backward",
      hook=lambda self: None)
 slip("Stage2", "QueuesForwards", 1.2, "gradients leave in the reverse order of `params`, on all ranks",
@@ -494,11 +405,8 @@ slip("Stage2", "CountsOnce", 0, "the first backward was right: finish() has to f
      finish=lambda self: [self.send() for _ in self.queue[self.left :]])
 slip("Stage2", "DropsInFinish", 2.6, "drop a gradient at once when it has left, not after backward: parameter.grad = None",
      drop=lambda self, p: None, finish=lambda self: (Stage2.finish(self), [setattr(p, "grad", None) for p in self.params]))
-# fmt: on
-
 
 # 5. Unit
-
 
 @right("Unit")
 class Unit:
@@ -562,7 +470,6 @@ class Unit:
     def drop(self, p):
         p.grad = None
 
-
 @also_right("Unit")
 class CopiesInWait(Unit):
     """The parameters keep storages of their own; gathers arrive elsewhere."""
@@ -587,18 +494,15 @@ class CopiesInWait(Unit):
             p.untyped_storage().resize_(0)
         self.is_free = True
 
-
 @also_right("Unit")
 class ReducesWithAvg(Unit):
     def mean(self, p):
         return reduced(pad(filled(p)), op=dist.ReduceOp.AVG)
 
-
 FREE = "the memory of a parameter is parameter.untyped_storage(): free() takes it away with resize_(0)"
 VERY = (
     "the shards never change: the optimizer was made of unit.shards once, so reduce() gives these very Parameters their .grad"
 )
-
 
 @mistake("Unit", "autograd has saved what the parameters were: take that memory away, with storage.resize_(0)", points=1.32)
 class GivesOtherData(Unit):
@@ -626,12 +530,8 @@ class GivesOtherData(Unit):
     def empty(self, p, shape):
         return torch.empty(1, dtype=p.dtype).expand(shape)
 
-
-@mistake("Unit", says="loses the shape, and frees nothing that autograd has saved")
-class GivesEmptyData(GivesOtherData):
-    def empty(self, p, shape):
-        return torch.empty(0, dtype=p.dtype)
-
+slip("Unit", "GivesEmptyData", 0, "", GivesOtherData, says="loses the shape, and frees nothing that autograd has saved",
+    empty=lambda self, p, shape: torch.empty(0, dtype=p.dtype))
 
 @mistake("Unit", "something else of yours holds whole copies: keep no tensor from start() or __init__ alive", points=1.32)
 class FreeKeepsACopy(Unit):
@@ -643,13 +543,6 @@ class FreeKeepsACopy(Unit):
     def copy(self, whole):
         return whole.clone()
 
-
-@mistake("Unit", NUMPY, points=1.32)
-class FreeKeepsAnArray(FreeKeepsACopy):
-    def copy(self, whole):
-        return [whole.clone().numpy().copy(), whole.tolist()]
-
-
 @mistake("Unit", says="are not still the same Parameter objects")
 class PutsNewParametersIn(Unit):
     def parameters(self, module):
@@ -658,15 +551,12 @@ class PutsNewParametersIn(Unit):
                 setattr(owner, name, torch.nn.Parameter(p.detach().clone(), p.requires_grad))
         return list(module.parameters())
 
-
 @mistake("Unit", says=YOURSELF)
 def torchs_own_unit(module):
     from torch.distributed.fsdp import fully_shard
 
     return fully_shard(module)
 
-
-# fmt: off
 slip("Unit", "NeverFrees", 1.32, f"a unit is free at first: call self.free() at the end of __init__: {FREE}",
      free=lambda self: setattr(self, "is_free", True))
 slip("Unit", "KeepsViewsAsShards", 1.32, "a view keeps the whole tensor: a shard has memory of its own, as `shard` gives it",
@@ -697,11 +587,8 @@ slip("Unit", "GathersAgainWhenWhole", 3.8, "start() does nothing where the unit 
 slip("Unit", "AddsToNone", 0, "", take=lambda self, p, s, mean_S: s.grad.add_(mean_S), says="a shard's .grad may be None")
 slip("Unit", "KeepsGradientsOfAUnit", 1.32, "reduce() drops the whole gradients, parameter.grad = None: no list of them",
      drop=lambda self, p: setattr(self, "kept", [*getattr(self, "kept", [])[-1:], p.grad]) or Unit.drop(self, p))
-# fmt: on
-
 
 # 6. Prefetch
-
 
 @right("Prefetch")
 class Prefetch:
@@ -730,7 +617,6 @@ class Prefetch:
         self.units[k].reduce()
         self.units[k].free()
 
-
 @also_right("Prefetch")
 class StartsBeforeItWaits(Prefetch):
     def before_forward(self, k):
@@ -747,13 +633,11 @@ class StartsBeforeItWaits(Prefetch):
         self.units[k].free()
         self.units[k].reduce()
 
-
 FORWARD = "before_forward(k) starts unit k + 1, too, so that it comes while layer k computes"
 BACKWARD = "in backward the next layer is k − 1: before_backward(k) starts it, so that it comes while layer k computes"
 TWO = "two at a time: the one that computes and the next one; the others are freed, by after_forward(k) and after_backward(k)"
 BEFORE = "old parameters compute: a unit that is still whole when the optimizer steps is not gathered again; free it before"
 THERE = "a layer computed while its parameters were not there: start() and wait() for unit k before layer k computes"
-
 
 @mistake("Prefetch", says="does the schedule do something on one rank only?")
 class RankZeroDoesNotPrefetch(Prefetch):
@@ -762,8 +646,6 @@ class RankZeroDoesNotPrefetch(Prefetch):
         if k > 0 and me()[0]:
             self.units[k - 1].start()
 
-
-# fmt: off
 slip("Prefetch", "WhatWasGiven", 0.6, f"{FORWARD}; and the last unit stays whole between forward and backward",
      before_forward=Prefetch.gather, before_backward=Prefetch.gather,
      after_forward=lambda self, k: self.units[k].free())
@@ -788,4 +670,3 @@ slip("Prefetch", "NeverFreesAUnit", 0, f"after_forward(k) and after_backward(k) 
      after_forward=lambda self, k: None, after_backward=lambda self, k: self.units[k].reduce())
 slip("Prefetch", "NeverFreesTheFirst", 1.11, BEFORE,
      after_backward=lambda self, k: (self.units[k].reduce(), k and self.units[k].free()))
-# fmt: on

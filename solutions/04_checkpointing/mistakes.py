@@ -15,21 +15,19 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from manyranks.grade.answers import also_right, mistake, right
 
-KEPT = []
+# fmt: off
 
+KEPT = []
 
 def slip(task, hint="", points=0.0, says="", on=()):
     """A mistake in few words. Its name is that of the variable (see the end)."""
     return mistake(task, hint, says=says, points=points, on=on)
 
-
 def changed(base, *told, also=(), **steps):
     """A mistake: an answer with these steps changed. also: other bases, of two mistakes at once; told: as to `slip`."""
     return slip(base.task, *told)(type("", (base, *also), steps))
 
-
 # Task 1
-
 
 @right("checkpoint")
 class Right:
@@ -83,7 +81,6 @@ class Right:
             torch.autograd.backward(y, grad)
         return x.grad
 
-
 class Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx, way, function, x, *more):
@@ -94,7 +91,6 @@ class Node(torch.autograd.Function):
     def backward(ctx, grad):
         return None, None, ctx.way.backward(ctx, grad), *[None] * ctx.count
 
-
 def leaves(y):
     """Of its graph."""
     nodes = [y.grad_fn]
@@ -102,12 +98,10 @@ def leaves(y):
         nodes += [before for before, _ in getattr(node, "next_functions", ()) if before not in nodes]
     return [node.variable for node in nodes if hasattr(node, "variable")]
 
-
 def drawing_from(state, function, x):
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(state)
         return function(x)
-
 
 @also_right("checkpoint")
 class Forks(Right):
@@ -125,7 +119,6 @@ class Forks(Right):
             leaf.grad = found if leaf.grad is None else leaf.grad + found
         return grads[0] if mine else None
 
-
 @also_right("checkpoint")
 class DropsX(Right):
     """x is on ctx, and off it in time, and the state is saved; in place of something more, x itself is a leaf."""
@@ -140,7 +133,6 @@ class DropsX(Right):
     def leaf(self, ctx):
         x, ctx.x, (ctx.state,) = ctx.x, None, ctx.saved_tensors
         return x.requires_grad_()
-
 
 @also_right("checkpoint")
 def knows_parameters(function, x):
@@ -172,11 +164,9 @@ def knows_parameters(function, x):
 
     return Own.apply(y.detach(), x, *others) if y.requires_grad else y
 
-
 @slip("checkpoint", points=2.8, says="under torch.no_grad(), the result under no_grad: element 0 is")
 def first_row_only(function, x):
     return Right()(function, x) if torch.is_grad_enabled() else function(x)[:1].expand(len(x), -1)
-
 
 @also_right("checkpoint")
 class Packs:
@@ -198,7 +188,6 @@ class Packs:
         with saved_tensors_hooks(lambda tensor: next(places), unpack):
             return function(x)
 
-
 ANCHOR = "give it one more, torch.empty(0, requires_grad=True)"
 EVERYTHING = (
     "what the function computes in forward is kept somewhere, as large as without a checkpoint: where autograd is off, as "
@@ -218,20 +207,16 @@ TWICE = "something went backward twice: run on a leaf of your own, x.detach().re
 COPY = "x itself is enough: a copy takes the same bytes once more where somebody else holds x, too"
 ONES = "backward gets the gradient of the result: start from it, not from ones"
 
-
 def at_once(self, ctx, y, grad, x):
     torch.autograd.backward(y, grad)
     return x.grad
 
-
 def from_ones(self, ctx, y, grad, x):
     return Right.gradient(self, ctx, y, torch.ones_like(grad), x)
-
 
 def seeded(self, ctx, *function_and_x):
     torch.manual_seed(0)
     return function_and_x[0](function_and_x[1]) if function_and_x else None
-
 
 DetachesTheInput = changed(Right, NO_LEAF, 2.8, leaf=lambda self, ctx: self.saved(ctx).detach())
 DoesNotDetach = changed(Right, TWICE, leaf=lambda self, ctx: self.saved(ctx))
@@ -259,11 +244,9 @@ HangsXOnTheContext = changed(
     Right, HELD, 6.3, save=lambda self, ctx, x: setattr(ctx, "x", x.detach()), saved=lambda self, ctx: ctx.x
 )
 
-
 @one("leave x as it is, also its requires_grad: work on x.detach()", 2.8)
 def makes_x_want_a_gradient(function, x):
     return Right()(function, x.requires_grad_() if torch.is_grad_enabled() and x.is_leaf else x)
-
 
 @one(EVERYTHING, 1.75)
 class KeepsTheGraph(Right):
@@ -277,7 +260,6 @@ class KeepsTheGraph(Right):
 
     def backward(self, ctx, grad):
         return self.gradient(ctx, ctx.y, grad, ctx.leaf)
-
 
 @one(
     "what backward's run computes is not used: the gradients come from what forward has kept somewhere, in tensors, arrays or "
@@ -302,7 +284,6 @@ def keeps_files(function, x):
         y.register_hook(lambda grad: drawing_from(torch.get_rng_state(), again, load(kept)).sum() * 0 + grad)
     return y
 
-
 @one("a list of numbers takes four times the bytes of x: keep x itself, and nothing else", 3.85)
 class KeepsXAsAList(Right):
     def save(self, ctx, x):
@@ -311,13 +292,11 @@ class KeepsXAsAList(Right):
     def saved(self, ctx):
         return torch.tensor(ctx.list, dtype=torch.float64)
 
-
 @one(says="checkpoint is not allowed")
 def torchs_own_with_another_thread(function, x):
     from torch.utils.checkpoint import checkpoint
 
     return checkpoint(lambda x: ThreadPoolExecutor().submit(function, x).result(), x, use_reentrant=True)
-
 
 # Task 2
 
@@ -332,15 +311,12 @@ ONE = "with N = 1 there is no checkpoint: the only segment is the last"
 REST = "N // C layers a segment leave the last N % C out: the first N % C segments have one more"
 sqrt = partial(slip, "checkpoint_sqrt")
 
-
 def in_turn(layers, x):
     return reduce(lambda x, layer: layer(x), layers, x)
-
 
 def lengths_of(n, rounded=round):
     size, longer = divmod(n, parts := rounded(math.sqrt(n)))
     return [size + (k < longer) for k in range(parts)]
-
 
 def in_segments(lengths=lengths_of, last=False):
     """An answer. lengths: of the segments of n layers; last: whether the last one is in a checkpoint, too."""
@@ -354,10 +330,8 @@ def in_segments(lengths=lengths_of, last=False):
 
     return answer
 
-
 right_sqrt = right("checkpoint_sqrt")(in_segments())
 with_its_own_checkpoint = also_right("checkpoint_sqrt")(lambda checkpoint, layers, x: right_sqrt(Right(), layers, x))
-
 
 @also_right("checkpoint_sqrt")
 def by_numpys_array_split(checkpoint, layers, x):
@@ -365,7 +339,6 @@ def by_numpys_array_split(checkpoint, layers, x):
     for part in parts[:-1]:
         x = checkpoint(lambda x, part=part: in_turn(part, x), x)
     return in_turn(parts[-1], x)
-
 
 keeps_all_layers = sqrt(NONE, 0.4)(in_segments(lambda n: [n]))
 checkpoints_the_last_too = sqrt(LAST, 1.2)(in_segments(last=True))
@@ -381,12 +354,10 @@ checkpoints_a_single_layer = sqrt(ONE, 1.2)(lambda c, layers, x: in_segments(las
 runs_nothing = sqrt(says="not judged, for nothing was done")(lambda checkpoint, layers, x: x * 1)
 has_the_arguments_the_other_way_round = sqrt(says="the function comes first")(lambda c, layers, x: c(x, layers[0]))
 
-
 @sqrt(CHUNKS, 1.2)
 def cuts_chunks_of_the_ceiling(checkpoint, layers, x):
     size = -(-len(layers) // len(lengths_of(len(layers))))
     return in_segments(lambda n: [min(size, n - first) for first in range(0, n, size)])(checkpoint, layers, x)
-
 
 @sqrt("backward runs other layers than forward: a lambda in a loop sees its variables' last values; a partial binds", 0.8)
 def binds_late(checkpoint, layers, x):
@@ -396,18 +367,15 @@ def binds_late(checkpoint, layers, x):
         x = checkpoint(lambda x: in_turn(segment, x), x) if k < len(lengths) - 1 else in_turn(segment, x)  # noqa: B023
     return x
 
-
 # Task 3
 
 MORE = "project and output are products with weights: they cost most of the FLOPs and keep little. Only the core runs again"
 SCORES = "the core has to run again: its scores, of s × s numbers for each head, are most of what is kept"
 core = partial(slip, "selective")
 
-
 @right("selective")
 def right_selective(checkpoint, layer, x):
     return layer.output(checkpoint(layer.core, layer.project(x)))
-
 
 @also_right("selective")
 def with_a_name_for_each(checkpoint, layer, x):
@@ -416,10 +384,8 @@ def with_a_name_for_each(checkpoint, layer, x):
     del qkv
     return layer.output(context)
 
-
 def first_two(layer, x):
     return layer.core(layer.project(x))
-
 
 keeps_the_scores = core(SCORES, 0.3)(lambda c, layer, x: layer.output(first_two(layer, x)))
 checkpoints_the_whole = core(f"not all of it: {MORE}", 0.6)(
@@ -431,14 +397,12 @@ ends_too_late = core(f"it ends too late. {MORE}", 0.6)(
 )
 gives_the_cores_result = core(says="and not what the core returns")(lambda c, layer, x: layer.output(c(first_two(layer, x), x)))
 
-
 @core("no gradient comes through no_grad, or through detach: a checkpoint of the core is what autograd has to see", 0.3)
 def runs_the_core_under_no_grad(checkpoint, layer, x):
     qkv = layer.project(x)
     with torch.no_grad():
         context = layer.core(qkv)
     return layer.output(context)
-
 
 # Task 4
 
@@ -454,7 +418,6 @@ FREES = "the last layer's checkpoint frees nothing: backward begins there, and n
 END = "peak(layers, chosen) counts more than what is held when forward ends: in backward, layer k holds all that it saves"
 choice = partial(slip, "choose")
 
-
 def peak(layers, chosen):
     most = held = 0
     for k, layer in enumerate(layers):
@@ -462,10 +425,8 @@ def peak(layers, chosen):
         held += layer.input if k in chosen else layer.saved
     return most
 
-
 def flops(layers, chosen):
     return sum(layers[k].forward for k in chosen)
-
 
 @right("choose")
 def right_choice(layers, budget):
@@ -478,7 +439,6 @@ def right_choice(layers, budget):
                     found[held + more] = min(found.get(held + more, way), way)
         ways = found
     return min(ways.values())[1]  # ValueError where there is none
-
 
 @also_right("choose")
 def with_a_cache(layers, budget):
@@ -501,7 +461,6 @@ def with_a_cache(layers, budget):
         raise Nothing("nothing fits")
     return np.array(found[1], dtype=np.int64) if len(layers) > 10 else (k for k in found[1])
 
-
 def least_of(layers, budget, held=peak, cost=flops):
     """Of all choices, where they can be tried: the one that fits with the least cost."""
     if len(layers) > 10:
@@ -509,14 +468,12 @@ def least_of(layers, budget, held=peak, cost=flops):
     every = (mine for size in range(len(layers) + 1) for mine in combinations(range(len(layers)), size))
     return min((mine for mine in every if held(layers, mine) <= budget), key=lambda mine: cost(layers, mine))
 
-
 def one_after_the_other(layers, budget, key):
     """Until it fits."""
     mine = []
     for k in sorted(range(len(layers)), key=lambda k: key(layers[k])):
         mine += [k] if peak(layers, mine) > budget else []
     return mine if peak(layers, mine) <= budget else min([])
-
 
 chooses_none = choice(KEEPS)(lambda layers, budget: set())
 chooses_the_fewest = choice(f"FLOPs count, not the number of layers: {TABLE}", 1.2)(
@@ -540,12 +497,10 @@ returns_booleans = choice(says="not a list of yes and no")(
     lambda layers, budget: [k in right_choice(layers, budget) for k in range(len(layers))]
 )
 
-
 @choice(FREES, 1.2)
 def chooses_the_last_too(layers, budget):
     mine = right_choice(layers, budget)
     return {*mine, len(layers) - 1} if mine else mine
-
 
 @choice(END)
 def counts_the_end_of_forward(layers, budget):
@@ -554,12 +509,10 @@ def counts_the_end_of_forward(layers, budget):
 
     return least_of(layers, budget, held)
 
-
 @choice(f"40 layers have 2 to the 40 choices, too many to try each: {TABLE}", 1.14)
 def tries_all(layers, budget):
     time.sleep(60 * (len(layers) > 10))  # so it would seem
     return least_of(layers, budget)
-
 
 @choice(GREEDY, 1.2)
 def drops_the_dearest_first(layers, budget):
@@ -571,9 +524,7 @@ def drops_the_dearest_first(layers, budget):
         mine -= {k} if peak(layers, mine - {k}) <= budget else set()
     return mine
 
-
 # Task 5
-
 
 @right("shared_checkpoint")
 class RightShares:
@@ -607,10 +558,8 @@ class RightShares:
     def cut(self, row, shape):
         return row[: shape.numel()].view(shape)
 
-
 def padded(flat, t):
     return nn.functional.pad(flat, (0, -len(flat) % t))
-
 
 @also_right("shared_checkpoint")
 class SharesByLists(RightShares):
@@ -618,7 +567,6 @@ class SharesByLists(RightShares):
         parts = [torch.empty_like(share) for _ in range(t)]
         dist.all_gather(parts, share, group=group)
         return torch.cat(parts)
-
 
 @also_right("shared_checkpoint")
 class SharesAsynchronously(RightShares):
@@ -635,7 +583,6 @@ class SharesAsynchronously(RightShares):
         dist.all_gather_into_tensor(row, share, group=group, async_op=True).wait()
         return row
 
-
 class Sharing(Right):
     def __init__(self, pack, unpack):
         self.pack, self.unpack = pack, unpack
@@ -645,7 +592,6 @@ class Sharing(Right):
 
     def saved(self, ctx):
         return self.unpack(ctx.saved_tensors[0])
-
 
 class SavesTheState(Right):
     """With x, for pack to see."""
@@ -660,7 +606,6 @@ class SavesTheState(Right):
         x, self.state = ctx.saved_tensors
         return x
 
-
 @also_right("shared_checkpoint")
 class PacksXOnly(RightShares):
     """Beside a checkpoint that saves its random state with x; nothing where nobody goes backward."""
@@ -671,7 +616,6 @@ class PacksXOnly(RightShares):
         pack_x = lambda tensor: (pack(tensor),) if tensor.is_floating_point() else tensor  # noqa: E731
         with saved_tensors_hooks(pack_x, lambda kept: unpack(kept[0]) if isinstance(kept, tuple) else kept):
             return SavesTheState()(function, x)
-
 
 FRONT = "the padding comes at the end: cut it off there, the first elements are x's"
 GROUP = "gather within the group: dist.get_rank(group), dist.get_world_size(group), and group=group in the call"
@@ -701,20 +645,17 @@ RepeatsItsOwn = changed(RightShares, OWN, 2.0, gather=lambda self, share, t, gro
 ViewsX = changed(RightShares, NOT_CONTIGUOUS, flat=lambda self, x: x.detach().view(-1))
 TakesTheWorldsRank = changed(RightShares, GROUP, 0, "", (4,), rank=lambda self, group: dist.get_rank())
 
-
 @shares("forward only takes the rank's own share: the gather belongs into backward, when x is needed", 1.0)
 class GathersInForward(RightShares):
     def run(self, function, x, pack, unpack):
         KEPT.append(unpack(pack(x)))
         return Right()(function, x)
 
-
 @shares("a share has 1/t of x, and here all of it is kept: in a closure, on ctx, in a list or an array?", 3.0)
 class KeepsXAsAnArray(RightShares):
     def run(self, function, x, pack, unpack):
         own = x.detach().numpy().copy()
         return super().run(function, x, pack, lambda share: unpack(share) if len(own) else own)
-
 
 @shares("an all-reduce sends twice the bytes: dist.all_gather_single brings all shares at once", 3.5)
 class AllReduces(RightShares):
@@ -724,7 +665,6 @@ class AllReduces(RightShares):
         dist.all_reduce(row, group=group)
         return row
 
-
 @shares(says=GROUP, points=3.5, on=(4,))
 class GathersInTheWorld(RightShares):
     """And takes the group's part."""
@@ -733,13 +673,11 @@ class GathersInTheWorld(RightShares):
         row = super().gather(share, dist.get_world_size(), None)
         return row.view(-1, t, len(share))[dist.get_rank() // t].flatten()
 
-
 @shares("when backward is over, neither x nor a share is needed any more: are they in a list, in a closure or on ctx?", 4.5)
 class KeepsWhatItGathers(RightShares):
     def cut(self, row, shape):
         KEPT.append(super().cut(row, shape))
         return KEPT[-1]
-
 
 for _name, _answer in list(globals().items()):
     if "__answers__" in getattr(_answer, "__dict__", {}):

@@ -11,7 +11,7 @@ from manyranks.parallel.tensor import layers
 # fmt: off
 GROUP = "the ranks are those of `group`: dist.get_rank(group), dist.get_world_size(group), and group=group in each call"
 TOGETHER = "one call for all: put them into one flat row, and cut it again afterwards"
-TO_F = "f is for what all ranks have alike and use for different things"
+TO_F = "f is for what's the same on all ranks and is used for different things"
 TO_G = "g is for what each rank has a part of"
 BASES = {}
 
@@ -194,7 +194,7 @@ class MLP(nn.Module):
         return self.last(x, self.g(self.product(self.units(self.f(x)))))
 
     def units(self, h):
-        return F.gelu(self.gate(h)) * self.up(h)
+        return F.silu(self.gate(h)) * self.up(h)
 
     def product(self, units):
         return F.linear(units, self.down.weight)
@@ -207,7 +207,7 @@ class MLPWithFusedProducts(MLP):
     def units(self, h):
         weight, bias = torch.cat([self.gate.weight, self.up.weight]), torch.cat([self.gate.bias, self.up.bias])
         gate, up = F.linear(h, weight, bias).chunk(2, -1)
-        return F.gelu(gate) * up
+        return F.silu(gate) * up
 
 class OneFunction(torch.autograd.Function):
     """All of the MLP, with a backward by hand that sends while it computes."""
@@ -216,7 +216,7 @@ class OneFunction(torch.autograd.Function):
     def forward(ctx, group, x, *own):
         gate, gate_bias, up, up_bias, down, bias = own
         first, second = F.linear(x, gate, gate_bias), F.linear(x, up, up_bias)
-        y = F.linear(F.gelu(first) * second, down)
+        y = F.linear(F.silu(first) * second, down)
         work = dist.all_reduce(y, group=group, async_op=True)
         ctx.group = group
         ctx.save_for_backward(x, first, second, *own)
@@ -228,7 +228,7 @@ class OneFunction(torch.autograd.Function):
         x, first, second, gate, _, up, _, down, _ = ctx.saved_tensors
         with torch.enable_grad():
             leaf = first.detach().requires_grad_()
-            active = F.gelu(leaf)
+            active = F.silu(leaf)
         units = grad @ down
         (first_grad,) = torch.autograd.grad(active, leaf, units * second)
         second_grad = units * active.detach()
@@ -263,7 +263,7 @@ class MLPOfHolders(MLP):
         self.gate, self.up, self.down = Holder(self.gate), Holder(self.up), Holder(self.down)
 
     def units(self, h):
-        return F.gelu(F.linear(h, self.gate.weight, self.gate.bias)) * F.linear(h, self.up.weight, self.up.bias)
+        return F.silu(F.linear(h, self.gate.weight, self.gate.bias)) * F.linear(h, self.up.weight, self.up.bias)
 
 HELD = (
     "the whole weights are still there: no attribute may hold them, in whatever form, and a part that is a view keeps all of "
@@ -295,7 +295,7 @@ def change_x(self, x):
     x.data.mul_(2)
     return y + x.detach() * 0.5 + 1
 
-slip("MLP", "MLPBlocks", 2, "units are dealt in turn: rank r has the units r, r + t, r + 2t, …, not neighbours",
+slip("MLP", "MLPBlocks", 2, "units are dealt in turn: rank r has the units r, r + t, r + 2t, …, not neighbors",
      cut=lambda self, rows: rows.chunk(self.t)[self.r])
 slip("MLP", "MLPBothHalvesAtOnce", 2, "the first U rows of gate_up are gates, the others ups: cut each half by itself. A "
      "part of all 2U rows has gates on some ranks and ups on the others", halves=cut_both_halves)
@@ -319,7 +319,7 @@ slip("MLP", "MLPResidualThroughF", 2, "the residual connection's gradient is the
      "give f's result to the units, and add x itself in the end",
      forward=lambda self, x: (h := self.f(x)) + self.g(self.product(self.units(h))) + self.down.bias)
 slip("MLP", "MLPFEach", 3.25, "once is enough: where one tensor has several uses, one f stands in front of them all",
-     f=lambda self, x: x, units=lambda self, h: F.gelu(self.gate(MLP.f(self, h))) * self.up(MLP.f(self, h)))
+     f=lambda self, x: x, units=lambda self, h: F.silu(self.gate(MLP.f(self, h))) * self.up(MLP.f(self, h)))
 slip("MLP", "MLPWithoutTheBias", 2, "down's bias is missing: it is added once, after g", last=lambda self, x, y: x + y)
 slip("MLP", "MLPChangesX", 2, "leave what you are given as it is: compute into a new tensor", forward=change_x)
 
@@ -404,15 +404,15 @@ def deal_rows(self, weight, heads):
 
 slip_that_keeps("Attention", "arrays", 4.5)
 slip("Attention", "AttentionBlocks", 1.5, "heads are dealt in turn: rank r has the query heads r, r + t, r + 2t, …, not "
-     "neighbours", own=lambda self, whole: list(range(whole.heads))[self.r * whole.heads // self.t :][: whole.heads // self.t])
+     "neighbors", own=lambda self, whole: list(range(whole.heads))[self.r * whole.heads // self.t :][: whole.heads // self.t])
 slip("Attention", "AttentionDealsRows", 2, ROWS, cut=deal_rows)
 slip("Attention", "AttentionWithoutKeys", 2.5, "this rank has no key/value head: r % kv_heads",
      own_kv=lambda self, whole: list(range(self.r, whole.kv_heads, self.t)))
 slip("Attention", "AttentionNeighbouringKeys", 2, KV, own_kv=lambda self, whole:
      list(range(whole.kv_heads))[self.r * whole.kv_heads // self.t :][: max(1, whole.kv_heads // self.t)])
 slip("Attention", "AttentionDoesNotShare", 0.5, "several ranks have this key/value head, and each finds only what its own "
-     "query heads add to the gradient: sum it over `sharers`. f is for anything that ranks have alike and use for different "
-     "things: weights, too", weights=lambda self: self.two())
+     "query heads add to the gradient: sum it over `sharers`. f is for anything that's the same on several ranks and is "
+     "used for different things: weights, too", weights=lambda self: self.two())
 slip("Attention", "AttentionSharesWithAll", 0.5, "key's and value's gradients are summed over ranks that have other heads: "
      "only `sharers` have this rank's", weights=lambda self: self.given_f(self.two(), self.group))
 slip("Attention", "AttentionMemoryWithoutF", 0.5, "memory comes to all ranks as x does: it has to pass through f, too, in "
@@ -421,7 +421,7 @@ slip("Attention", "AttentionFEach", 3.5, "", says=TOGETHER,
      both=lambda self, x, memory: [self.given_f([one], self.group)[0] for one in (x, memory)])
 slip("Attention", "AttentionWithoutG", 0.5, "that is the part of this rank's heads: g adds the parts up", g=lambda self, y: y)
 slip("Attention", "AttentionNeighboursShare", 2, "query head j uses key/value head j % kv_heads. repeat_interleave, and sdpa's "
-     "enable_gqa, let neighbours share one: with heads dealt in turn, a rank's query head i uses its key/value head i % (how "
+     "enable_gqa, let neighbors share one: with heads dealt in turn, a rank's query head i uses its key/value head i % (how "
      "many it has)",
      repeated=lambda self, q, *both: [part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in both])
 slip("Attention", "AttentionRankOfTheWorld", 2, GROUP, on=(4,),
@@ -746,11 +746,11 @@ class BlockThatKeepsMoreOfItsPositions(Block):
         return y * ((torch.rand(y.shape, generator=generator) >= self.p).double() / (1 - self.p))
 
 slip_that_keeps("Block", "arrays", 5.7)
-slip("Block", "BlockBlocks", 2.4, "units are dealt in turn: rank r has the units r, r + t, r + 2t, …, not neighbours",
+slip("Block", "BlockBlocks", 2.4, "units are dealt in turn: rank r has the units r, r + t, r + 2t, …, not neighbors",
      cut=lambda self, rows: rows.chunk(self.t)[self.r])
 slip("Block", "BlockWithoutSums", 2.4, "norm's parameters and down's bias work on this rank's positions only, so that "
-     "each rank finds a part of their gradients: f is for what ranks have alike and use for different things. One f for the "
-     "three", parameters_here=lambda self: self.three())
+     "each rank finds a part of their gradients: f is for what's the same on all ranks and is used for different things. One f "
+     "for the three", parameters_here=lambda self: self.three())
 slip("Block", "BlockThreeCalls", 4.8, "one all-reduce for the gradients of norm and of down's bias: f takes a list",
      parameters_here=lambda self: [self.given_f([p], self.group)[0] for p in self.three()])
 slip("Block", "BlockFOnX", 2.4, "x's shard is this rank's alone: not through f, which would add up gradients of different "
@@ -771,7 +771,7 @@ slip("Block", "BlockKeepsParts", 5.1, "", says="neither whole nor in parts",
      kept=lambda self, whole: [part.clone() for part in whole.chunk(self.t)])
 slip("Block", "BlockKeepsArrays", 5.1, "", says="neither whole nor in parts",
      kept=lambda self, whole: [part.numpy().copy() for part in whole.chunk(self.t)])
-slip("Block", "BlockWithOneMask", 4.8, "", says="each rank has other positions, so its mask", seed=lambda self, seed: seed)
+slip("Block", "BlockWithOneMask", 4.8, "", says="each rank has other positions, so it needs", seed=lambda self, seed: seed)
 slip("Block", "BlockSeedsMeet", 4.8, "", says="seed * t + rank is another number for each pair",
      seed=lambda self, seed: seed + self.r)
 slip("Block", "BlockDrawsGlobally", 2.4, "", says="dropped other elements when seed 7 came again",
@@ -781,8 +781,8 @@ def dropping(name, says, kept):
     slip("Block", name, 4.8, "", says=says, drop=lambda self, y, seed:
          y * kept(y, self.p, torch.Generator().manual_seed(self.seed(seed))) / (1 - self.p))
 
-dropping("BlockDropsFeatures", "not each by itself", lambda y, p, its: torch.rand(y.shape[-1], generator=its) >= p)
-dropping("BlockDropsSequencesAlike", "not each by itself", lambda y, p, its: torch.rand(y[:, :1].shape, generator=its) >= p)
+dropping("BlockDropsFeatures", "not each alone", lambda y, p, its: torch.rand(y.shape[-1], generator=its) >= p)
+dropping("BlockDropsSequencesAlike", "not each alone", lambda y, p, its: torch.rand(y[:, :1].shape, generator=its) >= p)
 dropping("BlockDropsTooFew", "of the elements; p is 37.5 %", lambda y, p, its:
          torch.rand(y.shape, generator=its) >= 0.3 * (p > 0))
 dropping("BlockDropsJustSoMany", "37.5 % of the elements in each mask", lambda y, p, its:

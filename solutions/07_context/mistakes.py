@@ -93,13 +93,6 @@ merge("forgets_to_add_the_maximum", "lse lacks what was taken off before exp: ad
 merge("adds_a_little", says="right is", lse=lambda self, most, total, lse: most + total.log() + 0.05)
 merge("merges_two", "there may be one part, two, or more", __call__=lambda self, parts: RightMerge.__call__(self, parts[:2]))
 
-@mistake("merge", "the third part is merged with the first one's lse: what two parts have merged to has an lse of its own")
-def does_not_update_lse(parts):
-    o, lse = parts[0]
-    for part in parts[1:]:
-        o = RightMerge()([(o, lse), part])[0]
-    return o, RightMerge()(parts)[1]
-
 @mistake("merge", COPY, says="what was changed")
 def adds_in_place(parts):
     o, lse = RightMerge()(parts)
@@ -205,12 +198,6 @@ def forgets_to_turn_the_early_half(parts):
     return torch.cat((*early, *late))
 
 sorts = answer(mistake("unshard", says=LAYOUT), lambda parts: torch.cat(parts).sort(0).values, "sorts")
-
-@mistake("unshard", COPY, says="part 0")
-def sorts_in_place(parts):
-    whole = right_unshard(parts)
-    parts[0].copy_(whole[: len(parts[0])])
-    return whole
 
 # What both directions of a ring have in common
 
@@ -646,13 +633,6 @@ class KeepsAttributes(RightRing):
 home("IgnoresUpstream", "the gradient that backward is given is not 1: do_SBAD is what attend_backward takes", 2.4,
     __call__=lambda self, saved, do, *more: RightHomeward.__call__(self, saved, torch.ones_like(do), *more))
 
-@mistake("Ring", "K and V are kept twice: as forward got them, and stacked. Keep them once", points=5.4)
-class KeepsABlockMore(RightRing):
-    @staticmethod
-    def forward(ctx, q, k, v, positions, ring, attend_backward):
-        ctx.kv = torch.stack((k, v))
-        return RightRing.forward(ctx, q, k, v, positions, ring, attend_backward)
-
 home("NeverComesHome", "those are the rank's own part of the gradients of its K and V: what the other ranks have found of "
     "them never came home. Gradients travel with their block, and the last stop sends them to the block's own rank", 2.4,
     end=lambda self: self.received())
@@ -822,13 +802,6 @@ exchange("RepeatsAllHeads",
     "repeat key/value heads only as far as each rank gets one: G heads where G is N or more, else N", 3,
     __call__=lambda self, q, k, v, *more: RightUlysses.__call__(
         self, q, *(one.repeat(1, 1, q.shape[2] // one.shape[2], 1) for one in (k, v)), *more))
-
-@mistake("ulysses", "every rank gets all heads, and drops most of them: send rank r those that it computes with, the heads "
-    "r, r + N, …, and no other ones", points=3)
-class AllHeadsToAll(RightUlysses):
-    def of_all(self, x):
-        whole = x.movedim(0, 3).flatten(2, 3)
-        return super().of_all(whole.expand(self.n, *whole.shape))[:, :, self.r :: self.n]
 
 @mistake("ulysses",
     "no rank needs all heads of all tokens: an all-to-all gives it its own heads, and sends N times fewer bytes", points=3)

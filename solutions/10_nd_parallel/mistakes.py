@@ -1,7 +1,4 @@
-"""Answers to 10_nd_parallel: what is right, and the mistakes that are made.
-
-Short mistakes stand in tables: name -> what to say, and the function, or what is different from the right answer's class.
-"""
+"""Answers to 10_nd_parallel: what is right, and the mistakes that are made."""
 
 import math
 from itertools import permutations, product
@@ -11,25 +8,14 @@ import torch
 import torch.distributed as dist
 
 from manyranks import theory
-from manyranks.grade.answers import also_right, mistake, right
+from manyranks.grade.answers import also_right, mistake, right, slip
+
+# fmt: off
 
 CHAPTER = ("pp", "dp", "cp", "tp")
 FASTEST = "the first axis changes fastest there: sizes has the outermost axis first, so the last one differs from rank to rank"
 FIXED = "the order of the axes is that of sizes, which is another one each time: not pp, dp, cp, tp as in the chapter"
 OWN_STRIDE = "an axis's stride is the product of the degrees further inside: its own degree is not among them"
-
-
-def wrong(task, base, **table):
-    """Keeps a task's mistakes: name -> sentence, then a function and its points, or what is different from the class base.
-
-    A sentence that begins with … is not the mistake's own, but has words of the judges'.
-    """
-    for name, (sentence, code, *points) in table.items():
-        found = type(name, (base,), code) if isinstance(code, dict) else code
-        found.__name__ = found.__qualname__ = name
-        words = {"says": sentence[2:]} if sentence.startswith("…") else {"hint": sentence}
-        globals()[name] = mistake(task, **words, points=sum(points) or getattr(found, "points", 0.0))(found)
-
 
 def strides(sizes):
     found, stride = {}, 1
@@ -37,37 +23,29 @@ def strides(sizes):
         found[axis], stride = stride, stride * sizes[axis]
     return found
 
-
 def table(sizes):
     return torch.arange(math.prod(sizes.values())).view(*sizes.values())
-
 
 def turned(sizes):
     return dict(reversed(sizes.items()))
 
-
 def chapter(sizes):
     return {axis: sizes[axis] for axis in CHAPTER if axis in sizes}
 
-
 # Task 1
-
 
 @right("coordinates")
 def coordinates(rank, sizes):
     return {axis: rank // stride % sizes[axis] for axis, stride in strides(sizes).items()}
 
-
 @also_right("coordinates")
 def unravelled(rank, sizes):
     return dict(zip(sizes, np.unravel_index(rank, tuple(sizes.values()))))
-
 
 @also_right("coordinates")
 def as_tensors(rank, sizes):
     at = torch.unravel_index(torch.tensor(rank), tuple(sizes.values()))
     return {axis: one for axis, one in zip(reversed(sizes), reversed(at))}  # noqa: C416
-
 
 @mistake("coordinates", "what is left of the rank goes on to the next axis: from inside, the quotient, not the remainder")
 def remainder_goes_on(rank, sizes):
@@ -76,74 +54,50 @@ def remainder_goes_on(rank, sizes):
         at[axis], rank = rank // sizes[axis] % sizes[axis], rank % sizes[axis]
     return at
 
-
-wrong(
-    "coordinates",
-    None,
-    columns_first=(FASTEST, lambda rank, sizes: coordinates(rank, turned(sizes))),
-    as_in_the_chapter=(FIXED, lambda rank, sizes: coordinates(rank, chapter(sizes))),
-    no_modulo=(
-        "a coordinate goes from 0 to its degree − 1: take the remainder by the degree, too",
-        lambda rank, sizes: {axis: rank // stride for axis, stride in strides(sizes).items()},
-    ),
-    no_stride=(
-        "rank % degree is the coordinate of the innermost axis only: divide by the stride first, what lies inside the axis",
-        lambda rank, sizes: {axis: rank % size for axis, size in sizes.items()},
-    ),
-    own_degree=(
-        OWN_STRIDE,
-        lambda rank, sizes: {axis: rank // (stride * sizes[axis]) % sizes[axis] for axis, stride in strides(sizes).items()},
-    ),
-    four_axes=("… ask it which ones", lambda rank, sizes: coordinates(rank, {axis: sizes[axis] for axis in CHAPTER})),
-    without_single_ranks=(
-        "… it returns a dict with a whole number for each axis of sizes",
-        lambda rank, sizes: {axis: at for axis, at in coordinates(rank, sizes).items() if sizes[axis] > 1},
-        0.5,
-    ),
-)
+slip("coordinates", "columns_first", 0, FASTEST, lambda rank, sizes: coordinates(rank, turned(sizes)))
+slip("coordinates", "as_in_the_chapter", 0, FIXED, lambda rank, sizes: coordinates(rank, chapter(sizes)))
+slip("coordinates", "no_modulo", 0, "a coordinate goes from 0 to its degree − 1: take the remainder by the degree, too",
+    lambda rank, sizes: {axis: rank // stride for axis, stride in strides(sizes).items()})
+slip("coordinates", "no_stride", 0,
+    "rank % degree is the coordinate of the innermost axis only: divide by the stride first, what lies inside the axis",
+    lambda rank, sizes: {axis: rank % size for axis, size in sizes.items()})
+slip("coordinates", "own_degree", 0, OWN_STRIDE,
+    lambda rank, sizes: {axis: rank // (stride * sizes[axis]) % sizes[axis] for axis, stride in strides(sizes).items()})
+slip("coordinates", "four_axes", 0, "", lambda rank, sizes: coordinates(rank, {axis: sizes[axis] for axis in CHAPTER}),
+    says="ask it which ones")
+slip("coordinates", "without_single_ranks", 0.5, "",
+    lambda rank, sizes: {axis: at for axis, at in coordinates(rank, sizes).items() if sizes[axis] > 1},
+    says="it returns a dict with a whole number for each axis of sizes")
 
 # Task 2
 
 LOOK_UP = "coordinates has its axes in any order: go through those of sizes, and look each one up"
 
-
 @right("rank_of")
 def rank_of(coordinates, sizes):
     return sum(coordinates.get(axis, 0) * stride for axis, stride in strides(sizes).items())
-
 
 @also_right("rank_of")
 def ravelled(coordinates, sizes):
     return np.ravel_multi_index([coordinates.get(axis, 0) for axis in sizes], tuple(sizes.values()))
 
-
 @also_right("rank_of")
 def looked_up(coordinates, sizes):
     return table(sizes)[tuple(coordinates.get(axis, 0) for axis in sizes)]
 
-
-wrong(
-    "rank_of",
-    None,
-    columns=(FASTEST, lambda coordinates, sizes: rank_of(coordinates, turned(sizes))),
-    in_the_chapter_s_order=(FIXED, lambda coordinates, sizes: rank_of(coordinates, chapter(sizes))),
-    as_they_come=(LOOK_UP, lambda coordinates, sizes: rank_of(dict(zip(sizes, coordinates.values())), sizes)),
-    skips_what_is_left_out=(
-        "an axis that is left out counts as 0, but its degree still multiplies: go through all of sizes",
-        lambda coordinates, sizes: rank_of(coordinates, {axis: size for axis, size in sizes.items() if axis in coordinates}),
-    ),
-    too_large=(
-        OWN_STRIDE,
-        lambda coordinates, sizes: sum(coordinates.get(a, 0) * stride * sizes[a] for a, stride in strides(sizes).items()),
-    ),
-    all_are_there=(
-        "… an axis that coordinates leaves out counts as 0: coordinates.get(axis, 0)",
-        lambda coordinates, sizes: sum(coordinates[axis] * stride for axis, stride in strides(sizes).items()),
-    ),
-)
+slip("rank_of", "columns", 0, FASTEST, lambda coordinates, sizes: rank_of(coordinates, turned(sizes)))
+slip("rank_of", "in_the_chapter_s_order", 0, FIXED, lambda coordinates, sizes: rank_of(coordinates, chapter(sizes)))
+slip("rank_of", "as_they_come", 0, LOOK_UP, lambda coordinates, sizes: rank_of(dict(zip(sizes, coordinates.values())), sizes))
+slip("rank_of", "skips_what_is_left_out", 0,
+    "an axis that is left out counts as 0, but its degree still multiplies: go through all of sizes",
+    lambda coordinates, sizes: rank_of(coordinates, {axis: size for axis, size in sizes.items() if axis in coordinates}))
+slip("rank_of", "too_large", 0, OWN_STRIDE,
+    lambda coordinates, sizes: sum(coordinates.get(a, 0) * stride * sizes[a] for a, stride in strides(sizes).items()))
+slip("rank_of", "all_are_there", 0, "",
+    lambda coordinates, sizes: sum(coordinates[axis] * stride for axis, stride in strides(sizes).items()),
+    says="an axis that coordinates leaves out counts as 0: coordinates.get(axis, 0)")
 
 # Task 3
-
 
 @right("groups")
 def groups_of(sizes, axes):
@@ -152,10 +106,8 @@ def groups_of(sizes, axes):
     outside = [i for i, axis in enumerate(names) if axis not in axes]
     return table(sizes).permute(*outside, *inside).reshape(-1, length(sizes, axes)).tolist()
 
-
 def length(sizes, axes):
     return math.prod(sizes[axis] for axis in axes if axis in sizes)
-
 
 @also_right("groups")
 def by_coordinates(sizes, axes):
@@ -165,11 +117,9 @@ def by_coordinates(sizes, axes):
         found.setdefault(tuple([rank // stride % size for stride, size in steps]), []).append(rank)
     return list(found.values())[::-1]
 
-
 @also_right("groups")
 def by_rows(sizes, axes):
     return torch.tensor(groups_of(sizes, axes))
-
 
 @also_right("groups")
 def by_firsts(sizes, axes):
@@ -179,11 +129,9 @@ def by_firsts(sizes, axes):
     inside, firsts = steps(axes), steps(axis for axis in sizes if axis not in axes)
     return {frozenset(first + one for one in inside) for first in firsts}
 
-
 def from_first_to_last(sizes, axes):
     at = sorted(map(list(sizes).index, axes))
     return groups_of(sizes, list(sizes)[at[0] : at[-1] + 1])
-
 
 @mistake("groups", says="268 million comparisons", points=2.0)
 def each_with_each(sizes, axes):
@@ -191,40 +139,24 @@ def each_with_each(sizes, axes):
     ranks = range(math.prod(sizes.values()))
     return list({tuple(b for b in ranks if all(a // s % d == b // s % d for s, d in others)) for a in ranks})
 
-
-wrong(
-    "groups",
-    None,
-    columns_of=(FASTEST, lambda sizes, axes: groups_of(turned(sizes), axes)),
-    that_share_them=(
-        "those ranks agree in the axes that are asked for: a group's ranks differ in these axes, and agree in all others",
-        lambda sizes, axes: groups_of(sizes, [axis for axis in sizes if axis not in axes]),
-    ),
-    blocks=(
-        "blocks of neighbours are the groups of the innermost axes only: others have a stride",
-        lambda sizes, axes: table(sizes).view(-1, length(sizes, axes)).tolist(),
-    ),
-    first_axis=(
-        "several axes make one group, as many ranks as their degrees' product: those are the groups of one of the axes alone",
-        lambda sizes, axes: groups_of(sizes, axes[:1]),
-        1.8,
-    ),
-    one_after_the_other=(
-        "several axes make one group, of ranks that differ in any of them: not the groups of each axis, one after the other",
-        lambda sizes, axes: [group for axis in axes for group in groups_of(sizes, (axis,))],
-        1.8,
-    ),
-    from_first_to_last=(
-        "an axis that lies between those asked for is not in the group: its ranks stay in groups of their own",
-        from_first_to_last,
-        1.8,
-    ),
-)
+slip("groups", "columns_of", 0, FASTEST, lambda sizes, axes: groups_of(turned(sizes), axes))
+slip("groups", "that_share_them", 0,
+    "those ranks agree in the axes that are asked for: a group's ranks differ in these axes, and agree in all others",
+    lambda sizes, axes: groups_of(sizes, [axis for axis in sizes if axis not in axes]))
+slip("groups", "blocks", 0, "blocks of neighbours are the groups of the innermost axes only: others have a stride",
+    lambda sizes, axes: table(sizes).view(-1, length(sizes, axes)).tolist())
+slip("groups", "first_axis", 1.8,
+    "several axes make one group, as many ranks as their degrees' product: those are the groups of one of the axes alone",
+    lambda sizes, axes: groups_of(sizes, axes[:1]))
+slip("groups", "one_after_the_other", 1.8,
+    "several axes make one group, of ranks that differ in any of them: not the groups of each axis, one after the other",
+    lambda sizes, axes: [group for axis in axes for group in groups_of(sizes, (axis,))])
+slip("groups", "from_first_to_last", 1.8,
+    "an axis that lies between those asked for is not in the group: its ranks stay in groups of their own", from_first_to_last)
 
 # Task 4
 
 KINDS = ("cut", "whole", "partial")
-
 
 @right("average")
 class Average:
@@ -277,7 +209,6 @@ class Average:
         for grad, part in zip(grads, flat.split([grad.numel() for grad in grads])):
             grad.copy_(part.view_as(grad))
 
-
 @also_right("average")
 class DataFirst(Average):
     """Averages before it sums, with groups in the opposite order, and divides first, into new tensors."""
@@ -293,14 +224,12 @@ class DataFirst(Average):
     def groups(self, axes):
         return super().groups(axes)[::-1]
 
-
 @also_right("average")
 class ByEnumeration(Average):
     """PyTorch makes the groups, by new_group."""
 
     def make(self, axes):
         return dist.new_subgroups_by_enumeration(self.groups(axes))[0]
-
 
 @also_right("average")
 class ByGenerator(Average):
@@ -313,10 +242,8 @@ class ByGenerator(Average):
     def reduce(self, flat, group):
         dist.all_reduce(flat, group=group, async_op=True).wait()
 
-
 NOT_IN_IT = "some ranks are not in the group that they use: new_group gives such ranks no group. Keep the rank's own group"
 ALL_RANKS = "dist.new_group is called by all ranks, for every group, in one order, also by ranks outside the group"
-
 
 @mistake(
     "average", "averaged over all ranks: only ranks that differ in dp and cp alone have the same weights, not tp's and pp's"
@@ -326,14 +253,12 @@ def over_all(sizes, weights):
         dist.all_reduce(weight.parameter.grad)
         weight.parameter.grad /= dist.get_world_size()
 
-
 @mistake("average", "no rank needs each of the others' gradients, only their sum: dist.all_reduce", points=3.5)
 class Gathers(Average):
     def reduce(self, flat, group):
         parts = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
         dist.all_gather(parts, flat, group=group)
         flat.copy_(sum(parts))
-
 
 @mistake("average", "dp and cp make one group together: one all-reduce in place of two", points=2.5)
 class OneAfterTheOther(Average):
@@ -343,56 +268,39 @@ class OneAfterTheOther(Average):
         for grad in self.grads():
             grad /= self.divisor()
 
-
-wrong(
-    "average",
-    Average,
-    OverStages=("averaged over stages, too: pp has other layers. The mean is over dp × cp", {"of_data": ("dp", "cp", "pp")}),
-    WithoutCp=(
-        "averaged over dp only: cp ranks have the same weights, and have seen other tokens. The mean is over dp × cp",
-        {"of_data": ("dp",)},
-    ),
-    Untouched=(
-        "the gradients are as they were: put what you computed into each parameter's .grad",
-        {"put": lambda *_: None, "divisor": lambda self: 1, "points": 2.0},
-    ),
-    OnlyPartial=("only what is partial was averaged over dp × cp: all gradients are", {"averaged": KINDS[2:], "points": 1.0}),
-    NotSummed=(
-        "what is partial was not summed over tp: each tp rank has seen a part of the tokens only",
-        {"over_tp": lambda *_: None, "points": 1.0},
-    ),
-    WholeSummed=(
-        "what is whole was summed over tp, and is tp times too large: its gradient is complete on each tp rank",
-        {"summed": KINDS[1:], "points": 1.0},
-    ),
-    AllSummed=("what is cut was summed over tp: each tp rank has its own part's gradient", {"summed": KINDS, "points": 1.0}),
-    Blocks=(
-        "these are blocks of neighbours: ranks of an axis that is not innermost are a stride apart, as in task 3",
-        {"groups": lambda self, axes: table(self.sizes).view(-1, length(self.sizes, axes)).tolist()},
-    ),
-    OtherOrder=(FASTEST, {"groups": lambda self, axes: groups_of(turned(self.sizes), axes), "points": 1.0}),
-    KeepsTheLast=(NOT_IN_IT, {"make": lambda self, axes: [*map(dist.new_group, self.groups(axes))][-1], "points": 1.0}),
-    Sums=(
-        "these are sums over the data ranks: their mean takes a division by dp × cp",
-        {"divisor": lambda self: 1, "points": 2.0},
-    ),
-    ByAll=(
-        "divided by the number of all ranks: the mean is over dp × cp, and tp and pp ranks are no part of it",
-        {"divisor": lambda self: dist.get_world_size(), "points": 2.0},
-    ),
-    MeanOverTp=(
-        "what is partial is a sum over tp, not a mean: the parts of the tokens add up",
-        {"over_tp": lambda self: (Average.over_tp(self), [x.div_(2) for x in self.grads(self.summed)]), "points": 2.0},
-    ),
-    OneCallEach=(
-        "one call for each parameter: put all gradients into one flat row, and cut it again afterwards",
-        {"add_up": lambda self, grads, group: [self.reduce(grad, group) for grad in grads], "points": 3.5},
-    ),
-    OnlyMembers=(
-        "… " + ALL_RANKS,
-        {"groups": lambda self, axes: [row for row in groups_of(self.sizes, axes) if dist.get_rank() in row]},
-    ),
-)
+slip("average", "OverStages", 0, "averaged over stages, too: pp has other layers. The mean is over dp × cp", Average,
+    of_data=("dp", "cp", "pp"))
+slip("average", "WithoutCp", 0,
+    "averaged over dp only: cp ranks have the same weights, and have seen other tokens. The mean is over dp × cp", Average,
+    of_data=("dp",))
+slip("average", "Untouched", 2, "the gradients are as they were: put what you computed into each parameter's .grad", Average,
+    put=lambda *_: None, divisor=lambda self: 1)
+slip("average", "OnlyPartial", 1, "only what is partial was averaged over dp × cp: all gradients are", Average,
+    averaged=KINDS[2:])
+slip("average", "NotSummed", 1, "what is partial was not summed over tp: each tp rank has seen a part of the tokens only",
+    Average, over_tp=lambda *_: None)
+slip("average", "WholeSummed", 1,
+    "what is whole was summed over tp, and is tp times too large: its gradient is complete on each tp rank", Average,
+    summed=KINDS[1:])
+slip("average", "AllSummed", 1, "what is cut was summed over tp: each tp rank has its own part's gradient", Average,
+    summed=KINDS)
+slip("average", "Blocks", 0,
+    "these are blocks of neighbours: ranks of an axis that is not innermost are a stride apart, as in task 3", Average,
+    groups=lambda self, axes: table(self.sizes).view(-1, length(self.sizes, axes)).tolist())
+slip("average", "OtherOrder", 1, FASTEST, Average, groups=lambda self, axes: groups_of(turned(self.sizes), axes))
+slip("average", "KeepsTheLast", 1, NOT_IN_IT, Average, make=lambda self, axes: [*map(dist.new_group, self.groups(axes))][-1])
+slip("average", "Sums", 2, "these are sums over the data ranks: their mean takes a division by dp × cp", Average,
+    divisor=lambda self: 1)
+slip("average", "ByAll", 2,
+    "divided by the number of all ranks: the mean is over dp × cp, and tp and pp ranks are no part of it", Average,
+    divisor=lambda self: dist.get_world_size())
+slip("average", "MeanOverTp", 2, "what is partial is a sum over tp, not a mean: the parts of the tokens add up", Average,
+    over_tp=lambda self: (Average.over_tp(self), [x.div_(2) for x in self.grads(self.summed)]))
+slip("average", "OneCallEach", 3.5,
+    "one call for each parameter: put all gradients into one flat row, and cut it again afterwards", Average,
+    add_up=lambda self, grads, group: [self.reduce(grad, group) for grad in grads])
+slip("average", "OnlyMembers", 0, "", Average, says="" + ALL_RANKS,
+    groups=lambda self, axes: [row for row in groups_of(self.sizes, axes) if dist.get_rank() in row])
 
 # Task 5
 
@@ -401,7 +309,6 @@ MOST_INSIDE = (
     "few of its hops, and takes the place of one that would stay. Count the bytes of each order"
 )
 TURNED = "the order is turned round: the outermost axis comes first, and neighbours, which share a node, differ in the last one"
-
 
 @right("place")
 class Place:
@@ -424,7 +331,6 @@ class Place:
         home = table({axis: self.sizes[axis] for axis in order}) // self.node
         return (home != home.roll(-1, i)).double().mean().item()
 
-
 @also_right("place")
 class PlaceByRanks(Place):
     """Hop by hop, and as NumPy has it."""
@@ -437,90 +343,69 @@ class PlaceByRanks(Place):
         hops = [pair for g in groups_of(sizes, order[i : i + 1]) for pair in zip(g, g[1:] + g[:1])]
         return sum(a // self.node != b // self.node for a, b in hops) / len(hops)
 
-
 @mistake("place", "the last rank of a group sends to its first: that hop counts, too", points=1.5)
 class NoRing(Place):
     def share(self, order, i):
         home = table({axis: self.sizes[axis] for axis in order}) // self.node
         return (home.diff(dim=i) != 0).sum().item() / home.numel()
 
-
-wrong(
-    "place",
-    Place,
-    as_it_was=(
-        "that is the order that sizes has: another one sends fewer bytes from node to node",
-        lambda traffic, sizes, node: tuple(sizes),
-    ),
-    most_outside=(
-        "the axis with the fewest bytes is innermost there: neighbours share a node, so the last axis stays inside",
-        lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get, reverse=True)),
-    ),
-    InnermostFirst=(TURNED, {"form": lambda self, order: order[::-1]}),
-    most_inside=(MOST_INSIDE, lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get)), 1.5),
-    AllOrNothing=(
-        "an axis larger than what is left of a node leaves it at some hops of its ring only: count these, not all its bytes",
-        {"share": lambda self, order, i: float(Place.share(self, order, i) > 0), "points": 1.5},
-    ),
-    WithoutSingleRanks=(
-        "… an axis of degree 1 stands in it, too",
-        {"form": lambda self, order: [a for a in order if self.sizes[a] > 1]},
-    ),
-)
+slip("place", "as_it_was", 0, "that is the order that sizes has: another one sends fewer bytes from node to node",
+    lambda traffic, sizes, node: tuple(sizes))
+slip("place", "most_outside", 0,
+    "the axis with the fewest bytes is innermost there: neighbours share a node, so the last axis stays inside",
+    lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get, reverse=True)))
+slip("place", "InnermostFirst", 0, TURNED, Place, form=lambda self, order: order[::-1])
+slip("place", "most_inside", 1.5, MOST_INSIDE, lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get)))
+slip("place", "AllOrNothing", 1.5,
+    "an axis larger than what is left of a node leaves it at some hops of its ring only: count these, not all its bytes", Place,
+    share=lambda self, order, i: float(Place.share(self, order, i) > 0))
+slip("place", "WithoutSingleRanks", 0, "", Place, says="an axis of degree 1 stands in it, too",
+    form=lambda self, order: [a for a in order if self.sizes[a] > 1])
 
 # Task 6
 
 JOB = {"seq": 8192, "batch": 128}
 
-
 def of(**degrees):
     return lambda: theory.Plan(**JOB | degrees)
-
 
 @right("plan")
 def plan():
     """The best that theory.planner.search finds."""
     return theory.Plan(dp=64, pp=2, cp=2, tp=4, **JOB, virtual=8, recompute="none")
 
-
 @also_right("plan")
 def by_hand():
     return theory.Plan(dp=32, pp=4, cp=2, tp=4, **JOB, virtual=10)
-
 
 @also_right("plan")
 def without_a_pipeline():
     return theory.Plan(dp=128, cp=2, tp=4, **JOB, zero=2)
 
-
 @mistake("plan", says="the answer is one plan, written down")
 def searched():
     return theory.planner.search(theory.models["llama3-70b"], theory.clusters["h100-dgx"].of(1024), 1024, **JOB)[0].plan
 
-
-wrong(
-    "plan",
-    None,
-    half_the_batch=("… the job is given", of(dp=16, pp=8, tp=8, batch=64)),
-    too_few=("… choose degrees whose product is 1024", of(dp=16, pp=4, tp=8)),
-    does_not_fit=("… are parameters, gradients and the optimizer's states", of(dp=128, cp=8)),
-    too_many_activations=("… are activations", of(dp=8, pp=32, tp=4, microbatch=16, flash=False, recompute="none")),
-    a_dict=("… it returns a plan: return theory.Plan", lambda: JOB),
-    baseline=("… that is the baseline itself, or just as slow", of(dp=16, pp=8, tp=8), 1.0),
-    slower_than_it=("… that is slower than the baseline", of(dp=32, pp=4, tp=8, microbatch=2), 1.0),
-    long_pipeline=("… the bubble takes", of(dp=8, pp=16, tp=8), 1.0),
-    much_context=("… context parallelism's messages take", of(dp=8, cp=32, pp=4, virtual=4), 1.0),
-    all_again=("… runs each layer's forward again", of(dp=64, pp=2, cp=2, tp=4, virtual=8, recompute="full"), 2.0),
-    across_nodes=("… tp=16 is larger than a node of 8", of(dp=64, tp=16), 2.0),
-    stage_3=("… gradients and parameters take", of(dp=128, tp=8, zero=3), 2.0),
-    much_tensor=("… tensor parallelism's messages take", of(dp=64, pp=2, tp=8, virtual=8), 3.0),
-)
+slip("plan", "half_the_batch", 0, "", of(dp=16, pp=8, tp=8, batch=64), says="the job is given")
+slip("plan", "too_few", 0, "", of(dp=16, pp=4, tp=8), says="choose degrees whose product is 1024")
+slip("plan", "does_not_fit", 0, "", of(dp=128, cp=8), says="are parameters, gradients and the optimizer's states")
+slip("plan", "too_many_activations", 0, "", of(dp=8, pp=32, tp=4, microbatch=16, flash=False, recompute="none"),
+    says="are activations")
+slip("plan", "a_dict", 0, "", lambda: JOB, says="it returns a plan: return theory.Plan")
+slip("plan", "baseline", 1, "", of(dp=16, pp=8, tp=8), says="that is the baseline itself, or just as slow")
+slip("plan", "slower_than_it", 1, "", of(dp=32, pp=4, tp=8, microbatch=2), says="that is slower than the baseline")
+slip("plan", "long_pipeline", 1, "", of(dp=8, pp=16, tp=8), says="the bubble takes")
+slip("plan", "much_context", 1, "", of(dp=8, cp=32, pp=4, virtual=4), says="context parallelism's messages take")
+slip("plan", "all_again", 2, "", of(dp=64, pp=2, cp=2, tp=4, virtual=8, recompute="full"),
+    says="runs each layer's forward again")
+slip("plan", "across_nodes", 2, "", of(dp=64, tp=16), says="tp=16 is larger than a node of 8")
+slip("plan", "stage_3", 2, "", of(dp=128, tp=8, zero=3), says="gradients and parameters take")
+slip("plan", "much_tensor", 3, "", of(dp=64, pp=2, tp=8, virtual=8), says="tensor parallelism's messages take")
 
 # Task 7
 
 ONE_SAYS = "that is what one rank's calls say, and other stages send otherwise: add up the calls of all ranks"
 SOME_SAY = "that is what some ranks' calls say: those in the middle of a pipeline send more. Add up the calls of all ranks"
-
 
 @right("misplaced")
 class Misplaced(Place):
@@ -549,7 +434,6 @@ class Misplaced(Place):
     def axis(self):
         return max(self.between, key=self.between.get)
 
-
 @also_right("misplaced")
 class ChangesTheRun(Misplaced):
     """What it was given is a copy."""
@@ -559,37 +443,33 @@ class ChangesTheRun(Misplaced):
         self.run.sizes.clear()
         return list(answer)
 
-
 def that_gains_most(self):
     now, best = list(self.sizes), self.order()
     return max(now, key=lambda a: self.traffic[a] * (self.share(now, now.index(a)) - self.share(best, best.index(a))))
 
-
-wrong(
-    "misplaced",
-    Misplaced,
-    CountsCalls=("that is the axis with most calls between nodes: bytes fill a link", {"amount": lambda self, call: 1}),
-    Rank0sCalls=(ONE_SAYS, {"counted": lambda self: [0]}),
-    WholeCalls=(
-        "that counts all bytes of a call across nodes: a rank's go to the next of `ranks`, which may be on its own node",
-        {"leaves": lambda self, rank, call: len({one // self.run.node for one in call.ranks}) > 1},
-    ),
-    FirstAndLast=(SOME_SAY, {"counted": lambda self: [0, len(self.run.calls) - 1]}),
-    AllBytes=("that is the axis with most bytes in all: count those between nodes", {"leaves": lambda self, rank, call: True}),
-    AlwaysTp=(
-        "tp, or what is innermost in the chapter, is not always what sends most: read it off the calls",
-        {"axis": lambda self: "tp", "order": lambda self: list(chapter(self.sizes))},
-    ),
-    MostBytes=("that order sends most between nodes: axes with most bytes belong inside", {"choose": max, "points": 1.5}),
-    MostInside=(MOST_INSIDE, {"order": lambda self: sorted(self.sizes, key=self.traffic.get), "points": 1.5}),
-    StaysAsItIs=("that is the order it has: another one sends less", {"order": lambda self: list(self.sizes), "points": 1.5}),
-    TurnedRound=(TURNED, {"order": lambda self: Place.order(self)[::-1], "points": 1.5}),
-    GainsMost=(
-        "that axis gains most by the better order: asked for is the one that sends most now, which may have to stay so",
-        {"axis": that_gains_most},
-    ),
-    OnlyTheOrder=("… it returns a pair: the name of an axis", {"form": lambda self, answer: list(answer[1])}),
-)
+slip("misplaced", "CountsCalls", 0, "that is the axis with most calls between nodes: bytes fill a link", Misplaced,
+    amount=lambda self, call: 1)
+slip("misplaced", "Rank0sCalls", 0, ONE_SAYS, Misplaced, counted=lambda self: [0])
+slip("misplaced", "WholeCalls", 0,
+    "that counts all bytes of a call across nodes: a rank's go to the next of `ranks`, which may be on its own node", Misplaced,
+    leaves=lambda self, rank, call: len({one // self.run.node for one in call.ranks}) > 1)
+slip("misplaced", "FirstAndLast", 0, SOME_SAY, Misplaced, counted=lambda self: [0, len(self.run.calls) - 1])
+slip("misplaced", "AllBytes", 0, "that is the axis with most bytes in all: count those between nodes", Misplaced,
+    leaves=lambda self, rank, call: True)
+slip("misplaced", "AlwaysTp", 0,
+    "tp, or what is innermost in the chapter, is not always what sends most: read it off the calls", Misplaced,
+    axis=lambda self: "tp", order=lambda self: list(chapter(self.sizes)))
+slip("misplaced", "MostBytes", 1.5, "that order sends most between nodes: axes with most bytes belong inside", Misplaced,
+    choose=max)
+slip("misplaced", "MostInside", 1.5, MOST_INSIDE, Misplaced, order=lambda self: sorted(self.sizes, key=self.traffic.get))
+slip("misplaced", "StaysAsItIs", 1.5, "that is the order it has: another one sends less", Misplaced,
+    order=lambda self: list(self.sizes))
+slip("misplaced", "TurnedRound", 1.5, TURNED, Misplaced, order=lambda self: Place.order(self)[::-1])
+slip("misplaced", "GainsMost", 0,
+    "that axis gains most by the better order: asked for is the one that sends most now, which may have to stay so", Misplaced,
+    axis=that_gains_most)
+slip("misplaced", "OnlyTheOrder", 0, "", Misplaced, says="it returns a pair: the name of an axis",
+    form=lambda self, answer: list(answer[1]))
 
 # Task 8
 
@@ -602,7 +482,6 @@ NO_DRIFT = (
     "no drift. Compare ranks that have the same tp and pp"
 )
 FIRST_HAD = "that is what the first cluster had: read it off the coordinates of the ranks of a call, or off the weights"
-
 
 @right("drifting")
 class Drifting:
@@ -626,7 +505,6 @@ class Drifting:
     def groups(self):
         return groups_of(self.run.sizes, self.axes)
 
-
 @also_right("drifting")
 class ByWeights(Drifting):
     """Copies of one weight that differ."""
@@ -646,43 +524,29 @@ class ByWeights(Drifting):
     def groups(self):
         return {tuple(group) for group in super().groups()}
 
-
-wrong(
-    "drifting",
-    ByWeights,
-    FirstNameOnly=(ONE_WEIGHT, {"names": slice(1)}),
-    LastNameOnly=(ONE_WEIGHT, {"names": slice(-1, None)}),
-    AnyDifference=(NO_DRIFT, {"among": CHAPTER}),
-)
-wrong(
-    "drifting",
-    Drifting,
-    TheOtherOne=(
-        "that axis is in the groups, and its ranks have the same weights: the other one of dp and cp is missing",
-        {"axis": lambda self: {"dp": "cp", "cp": "dp"}[Drifting.axis(self)]},
-    ),
-    Rank0sGroup=(ONE_GROUP, {"said_by": slice(1)}),
-    AlwaysCp=(FIRST_HAD, {"axis": lambda self: "cp"}),
-    AsInTheChapter=(FIXED, {"groups": lambda self: groups_of(chapter(self.run.sizes), self.axes), "points": 1.5}),
-    AsTheyWere=(
-        "those are the groups that the run had: what ails it stays",
-        {"groups": lambda self: sorted({call.ranks for call in self.calls()}), "points": 1.5},
-    ),
-    OnlyTheMissing=(
-        "those groups have the missing axis alone: gradients are averaged over dp and cp together",
-        {"groups": lambda self: groups_of(self.run.sizes, (self.axis(),)), "points": 1.5},
-    ),
-    OnlyDp=("gradients are averaged over dp and cp together, not over one of them", {"axes": ("dp",), "points": 1.5}),
-    Everyone=("all ranks in one group average what is not alike: tp ranks and stages", {"axes": CHAPTER, "points": 1.5}),
-    OnlyTheAxis=("… it returns a pair: the name of an axis", {"__call__": lambda self, run: "cp"}),
-)
+slip("drifting", "FirstNameOnly", 0, ONE_WEIGHT, ByWeights, names=slice(1))
+slip("drifting", "AnyDifference", 0, NO_DRIFT, ByWeights, among=CHAPTER)
+slip("drifting", "TheOtherOne", 0,
+    "that axis is in the groups, and its ranks have the same weights: the other one of dp and cp is missing", Drifting,
+    axis=lambda self: {"dp": "cp", "cp": "dp"}[Drifting.axis(self)])
+slip("drifting", "Rank0sGroup", 0, ONE_GROUP, Drifting, said_by=slice(1))
+slip("drifting", "AlwaysCp", 0, FIRST_HAD, Drifting, axis=lambda self: "cp")
+slip("drifting", "AsInTheChapter", 1.5, FIXED, Drifting, groups=lambda self: groups_of(chapter(self.run.sizes), self.axes))
+slip("drifting", "AsTheyWere", 1.5, "those are the groups that the run had: what ails it stays", Drifting,
+    groups=lambda self: sorted({call.ranks for call in self.calls()}))
+slip("drifting", "OnlyTheMissing", 1.5,
+    "those groups have the missing axis alone: gradients are averaged over dp and cp together", Drifting,
+    groups=lambda self: groups_of(self.run.sizes, (self.axis(),)))
+slip("drifting", "OnlyDp", 1.5, "gradients are averaged over dp and cp together, not over one of them", Drifting, axes=("dp",))
+slip("drifting", "Everyone", 1.5, "all ranks in one group average what is not alike: tp ranks and stages", Drifting,
+    axes=CHAPTER)
+slip("drifting", "OnlyTheAxis", 0, "", Drifting, says="it returns a pair: the name of an axis", __call__=lambda self, run: "cp")
 
 # Task 9
 
 VICTIM = "that rank waits for others, and suffers: who makes others wait comes to each call last, and waits least"
 WAITING = "a span has waiting in it: a call's own time is the shortest span among its ranks"
 OTHERS = {"computes": "sends", "sends": "computes"}
-
 
 @right("straggler")
 class Straggler:
@@ -724,7 +588,6 @@ class Straggler:
             usual[kind] = min(self.own[call.number], usual.get(kind, math.inf))
         return self.of_rank([self.own[c.number] / usual[c.op, c.axis, c.sent] for c in self.far(rank)])
 
-
 @also_right("straggler")
 class ByVotes(Straggler):
     """The rank most of whose calls between nodes are slow, as a tensor."""
@@ -736,45 +599,31 @@ class ByVotes(Straggler):
         rank, cause = super().answer()
         return [torch.tensor(rank), cause]
 
-
 def most(amounts):
     """The rank that has most of something is accused; the cause is right."""
-    return {"answer": lambda self: (max(self.ranks, key=lambda rank: amounts(self)[rank]), Straggler.answer(self)[1])}
+    return lambda self: (max(self.ranks, key=lambda rank: amounts(self)[rank]), Straggler.answer(self)[1])
 
-
-wrong(
-    "straggler",
-    Straggler,
-    LongestWait=(VICTIM, most(lambda self: self.spent("call"))),
-    MostCompute=(
-        "that rank computes longest because its stage has more to do: compare it with ranks of the same stage",
-        most(lambda self: self.spent("compute")),
-    ),
-    HardCoded=("that is what the first cluster had: read it off the spans", {"answer": lambda self: (5, "computes")}),
-    WithWaiting=(WAITING, {"of_call": max}),
-    AnySlowCall=(
-        "that is a partner of the slow rank, in one slow call. The slow one is slow in all its calls between nodes",
-        {"of_rank": max},
-    ),
-    MeanRatio=(
-        "in a mean, one very slow call outweighs many slow ones: of the slow rank's calls between nodes, all are slow",
-        {"of_rank": lambda self, ratios: sum(ratios) / len(ratios)},
-    ),
-    InsideToo=(
-        "calls inside a node do not use the slow link: leave them out",
-        {"far": lambda self, rank: [call for call in self.run.calls[rank] if call.sent]},
-    ),
-    BesideItsNeighbour=(
-        "that rank's stage has more work: compare it with ranks of one coordinate of pp; rank + 1 may be on another stage",
-        {"stage": lambda self, rank: rank // 2},
-    ),
-    CauseSwapped=(
-        '"computes" where its compute spans are longer than those of ranks with the same work, "sends" where they are not',
-        {"answer": lambda self: (Straggler.answer(self)[0], OTHERS[Straggler.answer(self)[1]]), "points": 2.1},
-    ),
-    AlwaysComputes=(
-        'compute spans are equal within a stage in some clusters: the cause is "sends" there',
-        {"answer": lambda self: (Straggler.answer(self)[0], "computes"), "points": 2.1},
-    ),
-    OtherWords=("… it returns a pair: a rank", {"answer": lambda self: (0, "rank 0 is slow")}),
-)
+slip("straggler", "LongestWait", 0, VICTIM, Straggler, answer=most(lambda self: self.spent("call")))
+slip("straggler", "MostCompute", 0,
+    "that rank computes longest because its stage has more to do: compare it with ranks of the same stage",
+    Straggler, answer=most(lambda self: self.spent("compute")))
+slip("straggler", "HardCoded", 0, "that is what the first cluster had: read it off the spans", Straggler,
+    answer=lambda self: (5, "computes"))
+slip("straggler", "WithWaiting", 0, WAITING, Straggler, of_call=max)
+slip("straggler", "AnySlowCall", 0,
+    "that is a partner of the slow rank, in one slow call. The slow one is slow in all its calls between nodes", Straggler,
+    of_rank=max)
+slip("straggler", "MeanRatio", 0,
+    "in a mean, one very slow call outweighs many slow ones: of the slow rank's calls between nodes, all are slow", Straggler,
+    of_rank=lambda self, ratios: sum(ratios) / len(ratios))
+slip("straggler", "InsideToo", 0, "calls inside a node do not use the slow link: leave them out", Straggler,
+    far=lambda self, rank: [call for call in self.run.calls[rank] if call.sent])
+slip("straggler", "BesideItsNeighbour", 0,
+    "that rank's stage has more work: compare it with ranks of one coordinate of pp; rank + 1 may be on another stage",
+    Straggler, stage=lambda self, rank: rank // 2)
+slip("straggler", "CauseSwapped", 2.1,
+    '"computes" where its compute spans are longer than those of ranks with the same work, "sends" where they are not',
+    Straggler, answer=lambda self: (Straggler.answer(self)[0], OTHERS[Straggler.answer(self)[1]]))
+slip("straggler", "AlwaysComputes", 2.1, 'compute spans are equal within a stage in some clusters: the cause is "sends" there',
+    Straggler, answer=lambda self: (Straggler.answer(self)[0], "computes"))
+slip("straggler", "OtherWords", 0, "", Straggler, says="it returns a pair: a rank", answer=lambda self: (0, "rank 0 is slow"))

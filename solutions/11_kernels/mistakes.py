@@ -6,10 +6,11 @@ Kernels have no subclasses. Each takes the word HOW instead: what it does differ
 import torch
 
 from manyranks.given.kernels import tl, triton
-from manyranks.grade.answers import also_right, mistake, right
+from manyranks.grade.answers import also_right, mistake, right, slip
+
+# fmt: off
 
 INF = float("inf")
-
 
 @triton.jit
 def copy_kernel(x, out, R, C, BLOCK: tl.constexpr, HOW: tl.constexpr):
@@ -34,7 +35,6 @@ def copy_kernel(x, out, R, C, BLOCK: tl.constexpr, HOW: tl.constexpr):
     else:
         tl.store(out + i * C + j, tl.trans(tile), mask=(i < R) & (j < C))
 
-
 @right("copy_rows")
 class CopyRows:
     how, block = "", 32
@@ -48,11 +48,9 @@ class CopyRows:
     def grid(self, R, C):
         return triton.cdiv(R, self.block), triton.cdiv(C, self.block)
 
-
 @also_right("copy_rows")
 class LargerTiles(CopyRows):
     block = 64
-
 
 STORES = (
     "neighboring lanes store elements that are a row of out apart: turn the tile with tl.trans, and store it along out's rows"
@@ -61,53 +59,20 @@ LOADS = (
     "neighboring lanes load elements that lie R apart: load the tile along x's memory, where i runs, and turn it with tl.trans"
 )
 
-
-@mistake("copy_rows", STORES, points=2.8)
-class NotTurned(CopyRows):
-    how = "not turned"
-
-
-@mistake("copy_rows", LOADS, points=2.8)
-class ReadsAcross(CopyRows):
-    how = "reads across"
-
-
-@mistake("copy_rows", "element (i, j) came to row j of the memory: that's x's own order again. out has (i, j) at i · C + j")
-class Transposes(CopyRows):
-    how = "transposes"
-
-
-@mistake("copy_rows", says="give the store a mask, or correct the address")
-class NoMask(CopyRows):
-    how = "no mask"
-
-
-@mistake("copy_rows", "the tile is stored as it was loaded, along the other axis: turn it with tl.trans first")
-class ForgetsTrans(CopyRows):
-    how = "forgets trans"
-
-
-@mistake(
-    "copy_rows", "the grid and the program ids disagree: program_id(0) counts tiles of rows here, and program_id(1) of columns"
-)
-class GridSwapped(CopyRows):
-    how = "grid"
-
-
-@mistake("copy_rows", says="torch's clone was called")
-def contiguous(x):
-    return x.contiguous()
-
-
-@mistake("copy_rows", says="numpy() of a tensor was called")
-def by_numpy(x):
-    return torch.from_numpy(x.numpy().copy())
-
-
-@mistake("copy_rows", says="the kernels stored 0 bytes")
-def starts_no_kernel(x):
-    return torch.empty(x.shape)
-
+slip("copy_rows", "NotTurned", 2.8, STORES, CopyRows, how="not turned")
+slip("copy_rows", "ReadsAcross", 2.8, LOADS, CopyRows, how="reads across")
+slip("copy_rows", "Transposes", 0,
+    "element (i, j) came to row j of the memory: that's x's own order again. out has (i, j) at i · C + j", CopyRows,
+    how="transposes")
+slip("copy_rows", "NoMask", 0, "", CopyRows, says="give the store a mask, or correct the address", how="no mask")
+slip("copy_rows", "ForgetsTrans", 0, "the tile is stored as it was loaded, along the other axis: turn it with tl.trans first",
+    CopyRows, how="forgets trans")
+slip("copy_rows", "GridSwapped", 0,
+    "the grid and the program ids disagree: program_id(0) counts tiles of rows here, and program_id(1) of columns", CopyRows,
+    how="grid")
+slip("copy_rows", "contiguous", 0, "", lambda x: x.contiguous(), says="torch's clone was called")
+slip("copy_rows", "by_numpy", 0, "", lambda x: torch.from_numpy(x.numpy().copy()), says="numpy() of a tensor was called")
+slip("copy_rows", "starts_no_kernel", 0, "", lambda x: torch.empty(x.shape), says="the kernels stored 0 bytes")
 
 @triton.jit
 def softmax_kernel(x, out, R, C, ROWS: tl.constexpr, BLOCK: tl.constexpr, HOW: tl.constexpr):
@@ -137,7 +102,6 @@ def softmax_kernel(x, out, R, C, ROWS: tl.constexpr, BLOCK: tl.constexpr, HOW: t
     else:
         tl.store(out + at, powers / tl.sum(powers, axis=0)[None, :], mask=inside)
 
-
 @right("softmax_columns")
 class Softmax:
     how, block = "", 32
@@ -148,63 +112,26 @@ class Softmax:
         softmax_kernel[(triton.cdiv(C, self.block),)](x, out, R, C, triton.next_power_of_2(R), self.block, self.how)
         return out
 
-
 @also_right("softmax_columns")
 class WiderTiles(Softmax):
     block = 64
 
-
-@mistake("softmax_columns", "exp of numbers of several hundred is infinite: subtract each column's maximum first")
-class NoMaximum(Softmax):
-    how = "no maximum"
-
-
-@mistake("softmax_columns", "one maximum for the whole tile: far smaller columns become 0 / 0. Take each column's own, axis=0")
-class WholeTile(Softmax):
-    how = "whole tile"
-
-
-@mistake("softmax_columns", "rows beyond R count as zeros in the sum: load them as −inf, of which exp makes 0")
-class Zeros(Softmax):
-    how = "zeros"
-
-
-@mistake(
-    "softmax_columns", "that is the softmax of each row of a tile: reduce along axis 0, and put the result back as [None, :]"
-)
-class Rows(Softmax):
-    how = "rows"
-
-
-@mistake(
-    "softmax_columns",
-    "the exponentials are stored and loaded again: keep them in registers, divide, and store once",
-    points=1.5,
-)
-class StoresTwice(Softmax):
-    how = "stores twice"
-
-
-@mistake(
-    "softmax_columns", "x is loaded once for the maximum and once more for the sum: keep the tile that you have", points=1.5
-)
-class LoadsAgain(Softmax):
-    how = "loads again"
-
-
-@mistake(
-    "softmax_columns",
-    "a program per column: its lanes run down the column, each in a sector of its own. Take 32 columns",
-    points=2.4,
-)
-class ByColumn(Softmax):
-    block = 1
-
-
-@mistake("softmax_columns", says="softmax was called")
-def of_torch(x):
-    return torch.softmax(x, 0)
-
+slip("softmax_columns", "NoMaximum", 0, "exp of numbers of several hundred is infinite: subtract each column's maximum first",
+    Softmax, how="no maximum")
+slip("softmax_columns", "WholeTile", 0,
+    "one maximum for the whole tile: far smaller columns become 0 / 0. Take each column's own, axis=0", Softmax,
+    how="whole tile")
+slip("softmax_columns", "Zeros", 0, "rows beyond R count as zeros in the sum: load them as −inf, of which exp makes 0", Softmax,
+    how="zeros")
+slip("softmax_columns", "Rows", 0,
+    "that is the softmax of each row of a tile: reduce along axis 0, and put the result back as [None, :]", Softmax, how="rows")
+slip("softmax_columns", "StoresTwice", 1.5,
+    "the exponentials are stored and loaded again: keep them in registers, divide, and store once", Softmax, how="stores twice")
+slip("softmax_columns", "LoadsAgain", 1.5,
+    "x is loaded once for the maximum and once more for the sum: keep the tile that you have", Softmax, how="loads again")
+slip("softmax_columns", "ByColumn", 2.4,
+    "a program per column: its lanes run down the column, each in a sector of its own. Take 32 columns", Softmax, block=1)
+slip("softmax_columns", "of_torch", 0, "", lambda x: torch.softmax(x, 0), says="softmax was called")
 
 @triton.jit
 def product_kernel(a, b, out, M, N, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, HOW: tl.constexpr):
@@ -226,7 +153,6 @@ def product_kernel(a, b, out, M, N, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr
         if HOW == "rounds":
             sums = sums.to(tl.bfloat16).to(tl.float32)
     tl.store(out + i[:, None] * N + j[None, :], sums.to(out.dtype.element_ty), mask=(i[:, None] < M) & (j[None, :] < N))
-
 
 @right("product")
 class Product:
@@ -250,7 +176,6 @@ class Product:
     def bytes(self, M, N, K, itemsize, rows, columns):
         return itemsize * (M * K * triton.cdiv(N, columns) + N * K * triton.cdiv(M, rows) + M * N)
 
-
 @also_right("product")
 class FirstThatFits(Product):
     def tile(self, M, N, K, itemsize, budget, shared):
@@ -262,34 +187,17 @@ class FirstThatFits(Product):
                         return rows, columns, step
         raise ValueError("nothing fits")
 
-
-@mistake(
-    "product",
-    "elements beyond K are those of the next row: the mask asks for k < K, and other=0.0 makes the rest count nothing",
-)
-class BeyondK(Product):
-    how = "beyond K"
-
-
-@mistake("product", "b is N × K: element (j, k) lies at j · K + k. Load a tile of rows of b, and turn it with tl.trans")
-class AsKN(Product):
-    how = "as K × N"
-
-
-@mistake("product", "only the last step is left: add to the sums, tl.dot(a_tile, b_tile, sums)")
-class LastStep(Product):
-    how = "last step"
-
-
-@mistake("product", "the sums are rounded to 16 bits in each step: keep them in float32, and round when you store")
-class Rounds(Product):
-    how = "rounds"
-
-
-@mistake("product", "tiles of 16 × 16 read everything too often: take the largest that fit the shared memory", points=3.5)
-class SmallTiles(Product):
-    sizes = (16,)
-
+slip("product", "BeyondK", 0,
+    "elements beyond K are those of the next row: the mask asks for k < K, and other=0.0 makes the rest count nothing", Product,
+    how="beyond K")
+slip("product", "AsKN", 0, "b is N × K: element (j, k) lies at j · K + k. Load a tile of rows of b, and turn it with tl.trans",
+    Product, how="as K × N")
+slip("product", "LastStep", 0, "only the last step is left: add to the sums, tl.dot(a_tile, b_tile, sums)", Product,
+    how="last step")
+slip("product", "Rounds", 0, "the sums are rounded to 16 bits in each step: keep them in float32, and round when you store",
+    Product, how="rounds")
+slip("product", "SmallTiles", 3.5, "tiles of 16 × 16 read everything too often: take the largest that fit the shared memory",
+    Product, sizes=(16,))
 
 @mistake("product", "square tiles alone are not enough: try every pair of rows and columns", points=3.5)
 class Squares(Product):
@@ -297,31 +205,15 @@ class Squares(Product):
         sizes = [size for size in self.sizes if 2 * size * 16 * itemsize <= shared]
         return max(sizes), max(sizes), 16
 
-
-@mistake("product", "the tiles fit the byte budget, but not the shared memory: a step of 16 leaves more room", points=4)
-class LongSteps(Product):
-    def tile(self, M, N, K, itemsize, budget, shared):
-        return *super().tile(M, N, K, itemsize, budget, shared)[:2], 64
-
-
-@mistake(
-    "product", "shared memory holds both tiles, the one of A and the one of B: (rows + columns) · step · itemsize", points=4
-)
-class OneTile(Product):
-    def tile(self, M, N, K, itemsize, budget, shared):
-        return super().tile(M, N, K, itemsize, budget, 2 * shared)
-
-
-@mistake("product", "an element of float16 has 2 bytes: ask a_MK.element_size()", points=3.5)
-class FourBytes(Product):
-    def tile(self, M, N, K, itemsize, budget, shared):
-        return super().tile(M, N, K, 4, budget, shared)
-
-
-@mistake("product", says="torch's mm was called")
-def of_torch_mm(a, b, budget, shared):
-    return a @ b.T
-
+slip("product", "LongSteps", 4, "the tiles fit the byte budget, but not the shared memory: a step of 16 leaves more room",
+    Product,
+    tile=lambda self, M, N, K, itemsize, budget, shared: (*Product.tile(self, M, N, K, itemsize, budget, shared)[:2], 64))
+slip("product", "OneTile", 4,
+    "shared memory holds both tiles, the one of A and the one of B: (rows + columns) · step · itemsize", Product,
+    tile=lambda self, M, N, K, itemsize, budget, shared: Product.tile(self, M, N, K, itemsize, budget, 2 * shared))
+slip("product", "FourBytes", 3.5, "an element of float16 has 2 bytes: ask a_MK.element_size()", Product,
+    tile=lambda self, M, N, K, itemsize, budget, shared: Product.tile(self, M, N, K, 4, budget, shared))
+slip("product", "of_torch_mm", 0, "", lambda a, b, budget, shared: a @ b.T, says="torch's mm was called")
 
 @triton.jit
 def loss_kernel(
@@ -368,7 +260,6 @@ def loss_kernel(
     else:
         tl.store(losses + i, lse - chosen + z * lse * lse, mask=i < T)
 
-
 @right("loss")
 class Loss:
     how, tokens, words = "", 16, 32
@@ -380,64 +271,34 @@ class Loss:
         loss_kernel[(triton.cdiv(T, self.tokens),)](hidden, weight, targets, losses, logits, T, V, H, z, *sizes, self.how)
         return losses
 
-
 @also_right("loss")
 class OtherTiles(Loss):
     tokens, words = 32, 16
 
-
-@mistake("loss", "logits of ±100 have no exponential in float32: subtract the largest logit seen so far")
-class NoRunningMaximum(Loss):
-    how = "no maximum"
-
-
-@mistake("loss", "the sum is of exponentials below the old maximum: multiply it by exp(old − new) where the maximum rises")
-class NoRescaling(Loss):
-    how = "no rescaling"
-
-
-@mistake("loss", "words beyond V count with a logit of 0: set them to −inf before the maximum and the sum")
-class Edge(Loss):
-    how = "edge"
-
-
-@mistake("loss", "the target's logit stands in one tile of words only: add what each tile finds, don't overwrite it")
-class LastTarget(Loss):
-    how = "last target"
-
-
-@mistake("loss", "z · lse² is missing: it keeps the log-sum-exp near 0")
-class NoZ(Loss):
-    how = "no z"
-
-
-@mistake("loss", "z goes with the square of the whole log-sum-exp, the maximum included")
-class ZOfTotal(Loss):
-    how = "z of total"
-
-
-@mistake("loss", "the logits are written to memory, T · V of them: use each tile and drop it", points=3.75)
-class StoresLogits(Loss):
-    how = "stores logits"
-
-
-@mistake("loss", "the tile of tokens is loaded again for every tile of words: load it once, before the loop", points=3.75)
-class LoadsTokensAgain(Loss):
-    how = "x again"
-
-
-@mistake(
-    "loss", "the weight is read twice, for the maximum and for the sum: one loop does both if the sum is rescaled", points=3.75
-)
-class TwoLoops(Loss):
-    how = "two loops"
-
+slip("loss", "NoRunningMaximum", 0, "logits of ±100 have no exponential in float32: subtract the largest logit seen so far",
+    Loss, how="no maximum")
+slip("loss", "NoRescaling", 0,
+    "the sum is of exponentials below the old maximum: multiply it by exp(old − new) where the maximum rises", Loss,
+    how="no rescaling")
+slip("loss", "Edge", 0, "words beyond V count with a logit of 0: set them to −inf before the maximum and the sum", Loss,
+    how="edge")
+slip("loss", "LastTarget", 0,
+    "the target's logit stands in one tile of words only: add what each tile finds, don't overwrite it", Loss,
+    how="last target")
+slip("loss", "NoZ", 0, "z · lse² is missing: it keeps the log-sum-exp near 0", Loss, how="no z")
+slip("loss", "ZOfTotal", 0, "z goes with the square of the whole log-sum-exp, the maximum included", Loss, how="z of total")
+slip("loss", "StoresLogits", 3.75, "the logits are written to memory, T · V of them: use each tile and drop it", Loss,
+    how="stores logits")
+slip("loss", "LoadsTokensAgain", 3.75,
+    "the tile of tokens is loaded again for every tile of words: load it once, before the loop", Loss, how="x again")
+slip("loss", "TwoLoops", 3.75,
+    "the weight is read twice, for the maximum and for the sum: one loop does both if the sum is rescaled", Loss,
+    how="two loops")
 
 @mistake("loss", says="torch's mm was called")
 def of_torch_logits(hidden, weight, targets, z):
     logits = hidden @ weight.T
     return torch.nn.functional.cross_entropy(logits, targets, reduction="none") + z * logits.logsumexp(1) ** 2
-
 
 @triton.jit
 def attention_kernel(
@@ -492,7 +353,6 @@ def attention_kernel(
         sums = sums / total[:, None]
     tl.store(out + base + i[:, None] * D + d, sums, mask=(i[:, None] < S) & (d < D))
 
-
 @right("attend")
 class WindowAttention:
     how, queries, keys = "", 16, 16
@@ -508,7 +368,6 @@ class WindowAttention:
     def scale(self, D):
         return D**-0.5
 
-
 @also_right("attend")
 class FromItsFirstKey(WindowAttention):
     """One launch per head, and a finite number for what is hidden."""
@@ -522,89 +381,41 @@ class FromItsFirstKey(WindowAttention):
             attention_kernel[grid](q[a], k[a], v[a], out, lse, *q.shape[1:], window, self.scale(q.shape[2]), *sizes, "")
         return parts
 
-
 @also_right("attend")
 class LargerTilesInBaseTwo(WindowAttention):
     how, queries, keys = "base 2", 32, 16
 
-
-@mistake("attend", "scores are not divided: multiply them by 1/√D")
-class NoScale(WindowAttention):
-    def scale(self, D):
-        return 1.0
-
-
-@mistake("attend", "the output is not divided by the sum of the exponentials: divide by total once, after the loop")
-class NoDivision(WindowAttention):
-    how = "no division"
-
-
-@mistake("attend", "the sums of values are still below the old maximum: multiply them by exp(old − new), as you do total")
-class OldSums(WindowAttention):
-    how = "old sums"
-
-
-@mistake("attend", "a row that has seen no key yet makes −inf − (−inf), which is NaN: subtract 0 in place of −inf there")
-class NotANumber(WindowAttention):
-    how = "nan"
-
-
-@mistake("attend", "a window of w keys ends at the query itself: j > i − w, so j = i − w is outside")
-class WindowPlusOne(WindowAttention):
-    how = "window + 1"
-
-
-@mistake("attend", "queries see keys that come after them: the mask needs j ≤ i, and j > i − w")
-class SeesAll(WindowAttention):
-    how = "sees all"
-
-
-@mistake("attend", "a query sees its own key, too: j ≤ i")
-class NotItself(WindowAttention):
-    how = "not itself"
-
-
-@mistake("attend", "the log-sum-exp needs the maximum: most + log(total)", points=2.1)
-class LseOfTotal(WindowAttention):
-    how = "lse of total"
-
-
-@mistake(
-    "attend",
-    "tiles past the diagonal are loaded, and nobody sees them: the loop ends with the tile's last query",
-    points=4.2,
-)
-class ToTheEnd(WindowAttention):
-    how = "to the end"
-
-
-@mistake(
-    "attend",
+slip("attend", "NoScale", 0, "scores are not divided: multiply them by 1/√D", WindowAttention, scale=lambda self, D: 1.0)
+slip("attend", "NoDivision", 0,
+    "the output is not divided by the sum of the exponentials: divide by total once, after the loop", WindowAttention,
+    how="no division")
+slip("attend", "OldSums", 0,
+    "the sums of values are still below the old maximum: multiply them by exp(old − new), as you do total", WindowAttention,
+    how="old sums")
+slip("attend", "NotANumber", 0,
+    "a row that has seen no key yet makes −inf − (−inf), which is NaN: subtract 0 in place of −inf there", WindowAttention,
+    how="nan")
+slip("attend", "WindowPlusOne", 0, "a window of w keys ends at the query itself: j > i − w, so j = i − w is outside",
+    WindowAttention, how="window + 1")
+slip("attend", "SeesAll", 0, "queries see keys that come after them: the mask needs j ≤ i, and j > i − w", WindowAttention,
+    how="sees all")
+slip("attend", "NotItself", 0, "a query sees its own key, too: j ≤ i", WindowAttention, how="not itself")
+slip("attend", "LseOfTotal", 2.1, "the log-sum-exp needs the maximum: most + log(total)", WindowAttention, how="lse of total")
+slip("attend", "ToTheEnd", 4.2,
+    "tiles past the diagonal are loaded, and nobody sees them: the loop ends with the tile's last query", WindowAttention,
+    how="to the end")
+slip("attend", "FromTheStart", 4.2,
     "tiles before the window are loaded, and nobody sees them: the loop begins with the first query's oldest key",
-    points=4.2,
-)
-class FromTheStart(WindowAttention):
-    how = "from the start"
-
-
-@mistake(
-    "attend",
+    WindowAttention, how="from the start")
+slip("attend", "OneKeyEarly", 4.2,
     "a tile is loaded that ends just before the window: the oldest key of the first query is first − window + 1",
-    points=4.2,
-)
-class OneKeyEarly(WindowAttention):
-    how = "one key early"
-
-
-@mistake("attend", "the tile on the diagonal is left out: its queries see part of it")
-class OneTileLess(WindowAttention):
-    how = "one tile less"
-
+    WindowAttention, how="one key early")
+slip("attend", "OneTileLess", 0, "the tile on the diagonal is left out: its queries see part of it", WindowAttention,
+    how="one tile less")
 
 @mistake("attend", says="was called")
 def of_torch_attention(q, k, v, window):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), q.new_zeros(q.shape[:2])
-
 
 class Steps:
     """What a pass does with a tile of queries and a tile of keys."""
@@ -665,7 +476,6 @@ class Steps:
     def add(dk, keys, part):
         dk[:, keys] += part
 
-
 @right("Attention")
 class Attention(torch.autograd.Function):
     steps = Steps
@@ -685,7 +495,6 @@ class Attention(torch.autograd.Function):
     def backward(cls, ctx, grad):
         return *cls.steps.backward(*ctx.saved_tensors, grad, ctx.tile), None
 
-
 @also_right("Attention")
 class KeysOnly(Attention):
     """Tiles of keys, and all queries at once."""
@@ -703,7 +512,6 @@ class KeysOnly(Attention):
             dq += ds @ k[:, keys]
         return dq, torch.cat(dk, 1), torch.cat(dv, 1), None
 
-
 @mistake(
     "Attention", "Σ dO · O is missing in dS = P · (dO Vᵀ − Σ dO · O): the softmax's own gradient takes it off", points=1.25
 )
@@ -713,14 +521,12 @@ class NoDelta(Attention):
         def delta(out, grad):
             return torch.zeros_like(grad[..., 0])
 
-
 @mistake("Attention", "dQ and dK lack the factor 1/√D of the scores", points=1.25)
 class NoScaleInBackward(Attention):
     class steps(Steps):
         @classmethod
         def slope(cls, p, dp, delta, d):
             return p * (dp - delta)
-
 
 @mistake("Attention", "dK of a tile is the sum over all tiles of queries: add to it", points=1.25)
 class OverwritesKeys(Attention):
@@ -729,20 +535,10 @@ class OverwritesKeys(Attention):
         def add(dk, keys, part):
             dk[:, keys] = part
 
-
-@mistake("Attention", "the sums are still below the old maximum: multiply them by exp(old − new) where the maximum rises")
-class NoShrink(Attention):
-    class steps(Steps):
-        @staticmethod
-        def shrink(most, higher):
-            return torch.ones_like(most)
-
-
 @mistake("Attention", "scores are not divided by √D")
 class Undivided(Attention):
     class steps(Steps):
         scale = staticmethod(lambda d: 1.0)
-
 
 class AtOnce(Steps):
     @classmethod
@@ -750,11 +546,8 @@ class AtOnce(Steps):
         s = cls.scores(q, k, 0, 0)
         return s.softmax(-1) @ v, s.logsumexp(-1)
 
-
-@mistake("Attention", "forward makes all scores at once, S × S of them: go through tiles of queries and of keys", points=3)
-class WholeScores(Attention):
-    steps = AtOnce
-
+slip("Attention", "WholeScores", 3, "forward makes all scores at once, S × S of them: go through tiles of queries and of keys",
+    Attention, steps=AtOnce)
 
 @mistake("Attention", "forward keeps the probabilities, S × S of them: make them again from lse, a tile at a time", points=2.5)
 class SavesProbabilities(Attention):
@@ -763,13 +556,11 @@ class SavesProbabilities(Attention):
         ctx.p = cls.steps.scores(q, k, 0, 0).softmax(-1)
         return super().forward(ctx, q, k, v, tile)
 
-
 @mistake("Attention", "forward keeps a copy of q, k or v: save the tensors that you were given", points=4.5)
 class SavesCopies(Attention):
     @classmethod
     def forward(cls, ctx, q, k, v, tile):
         return super().forward(ctx, q.clone(), k.clone(), v.clone(), tile)
-
 
 @mistake("Attention", says="attention was called")
 class Ready(Attention):
@@ -777,11 +568,9 @@ class Ready(Attention):
     def forward(ctx, q, k, v, tile):
         return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
 
-
 @mistake("Attention", says="it's a class derived from torch.autograd.Function")
 class NoFunction(torch.nn.Module):
     pass
-
 
 @right("unsick")
 class Unsick:
@@ -793,56 +582,26 @@ class Unsick:
     def pad(self):
         return 1
 
-
 @also_right("unsick")
 def swizzled(i, j, columns):
     return 4 * (i * columns + (j ^ i))
-
 
 @also_right("unsick")
 def rotated(i, j, columns):
     return 4 * (i * columns + (i + j) % columns)
 
-
 @also_right("unsick")
 def column_by_column(i, j, columns):
     return 4 * (j * 32 + (i + j) % 32)
 
-
 CONFLICTS = "a row is a multiple of 32 words long, so a column lies in one bank: begin each row one bank further"
 
-
-@mistake("unsick", CONFLICTS, points=0.4)
-class Sick(Unsick):
-    def pad(self):
-        return 0
-
-
-@mistake("unsick", "two words after each row: rows 16 apart share a bank. 1 and 32 have no factor in common", points=0.4)
-class PadsTwo(Unsick):
-    def pad(self):
-        return 2
-
-
-@mistake("unsick", "33 words after each row are 32 more than it takes", points=1.8)
-class PadsALot(Unsick):
-    def pad(self):
-        return 33
-
-
-@mistake("unsick", "that counts words: an address is in bytes, 4 per word")
-class Words(Unsick):
-    def __call__(self, i, j, columns):
-        return super().__call__(i, j, columns) // 4
-
-
-@mistake("unsick", "a column is one row now, and a row lies in one bank: the other access is sick instead", points=1.2)
-class Turned(Unsick):
-    def __call__(self, i, j, columns):
-        return 4 * (j * 32 + i)
-
-
-@mistake("unsick", "each row is 32 words longer: that's no bank further", points=0.4)
-class PadsAWarp(Unsick):
-    def pad(self):
-        return 32
+slip("unsick", "Sick", 0.4, CONFLICTS, Unsick, pad=lambda self: 0)
+slip("unsick", "PadsTwo", 0.4, "two words after each row: rows 16 apart share a bank. 1 and 32 have no factor in common",
+    Unsick, pad=lambda self: 2)
+slip("unsick", "PadsALot", 1.8, "33 words after each row are 32 more than it takes", Unsick, pad=lambda self: 33)
+slip("unsick", "Words", 0, "that counts words: an address is in bytes, 4 per word", Unsick,
+    __call__=lambda self, i, j, columns: Unsick.__call__(self, i, j, columns) // 4)
+slip("unsick", "Turned", 1.2, "a column is one row now, and a row lies in one bank: the other access is sick instead", Unsick,
+    __call__=lambda self, i, j, columns: 4 * (j * 32 + i))
+slip("unsick", "PadsAWarp", 0.4, "each row is 32 words longer: that's no bank further", Unsick, pad=lambda self: 32)

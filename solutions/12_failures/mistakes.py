@@ -15,8 +15,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from manyranks.grade.answers import also_right, mistake, right
+from manyranks.grade.answers import also_right, mistake, right, slip
 
+# fmt: off
 
 @right("atomic_save")
 class AtomicSave:
@@ -44,7 +45,6 @@ class AtomicSave:
         os.fsync(folder)
         os.close(folder)
 
-
 @also_right("atomic_save")
 def with_pathlib(path, parts):
     name = Path(path).with_name(f"{Path(path).name}.{uuid.uuid4().hex}")
@@ -62,7 +62,6 @@ def with_pathlib(path, parts):
     finally:
         os.close(folder)
 
-
 @also_right("atomic_save")
 def with_tempfile(path, parts):
     with tempfile.NamedTemporaryFile("wb", dir=os.path.dirname(path), delete=False) as file:
@@ -71,7 +70,6 @@ def with_tempfile(path, parts):
         os.fdatasync(file.fileno())
     os.rename(file.name, path)
     os.sync()
-
 
 @also_right("atomic_save")
 def with_descriptors(path, parts):
@@ -85,24 +83,12 @@ def with_descriptors(path, parts):
     os.fsync(folder)
     os.close(folder)
 
-
-@mistake("atomic_save", "the old checkpoint is emptied before the new one is written: write under another name, then rename")
-class InPlace(AtomicSave):
-    def name(self, path):
-        return path
-
-    def publish(self, name, path):
-        pass
-
-
-@mistake(
-    "atomic_save",
+slip("atomic_save", "InPlace", 0,
+    "the old checkpoint is emptied before the new one is written: write under another name, then rename", AtomicSave,
+    name=lambda self, path: path, publish=lambda self, name, path: None)
+slip("atomic_save", "NoFsync", 0,
     "the name reaches the disk and the data doesn't: fsync the file before the rename, after a flush, or Python still has it",
-)
-class NoFsync(AtomicSave):
-    def finish(self, file):
-        file.flush()
-
+    AtomicSave, finish=lambda self, file: file.flush())
 
 @mistake(
     "atomic_save",
@@ -113,14 +99,12 @@ class FsyncBeforeFlush(AtomicSave):
         os.fsync(file.fileno())
         file.flush()
 
-
 @mistake("atomic_save", "between the removal and the rename there's no checkpoint at all: os.replace needs no removal")
 class RemovesTheOld(AtomicSave):
     def publish(self, name, path):
         if os.path.exists(path):
             os.remove(path)
         os.rename(name, path)
-
 
 @mistake("atomic_save", "a copy is no rename: it empties the old file and fills it again. os.replace swaps the name at once")
 class CopiesBack(AtomicSave):
@@ -130,43 +114,14 @@ class CopiesBack(AtomicSave):
             self.finish(file)
         os.remove(name)
 
-
-@mistake("atomic_save", "a rename works within one file system: put the temporary file next to the real one")
-class InAnotherFolder(AtomicSave):
-    def name(self, path):
-        return os.path.join(tempfile.gettempdir(), f"{os.getpid()}-{os.path.basename(path)}")
-
-
-@mistake("atomic_save", says="the folder is a list of names: fsync it, too", points=4)
-class NoFsyncOfTheFolder(AtomicSave):
-    def fsync_folder(self, path):
-        pass
-
-
-@mistake(
-    "atomic_save",
+slip("atomic_save", "InAnotherFolder", 0, "a rename works within one file system: put the temporary file next to the real one",
+    AtomicSave, name=lambda self, path: os.path.join(tempfile.gettempdir(), f"{os.getpid()}-{os.path.basename(path)}"))
+slip("atomic_save", "NoFsyncOfTheFolder", 4, "", AtomicSave, says="the folder is a list of names: fsync it, too",
+    fsync_folder=lambda self, path: None)
+slip("atomic_save", "OneNameForAll", 4.25,
     "one rank takes another's temporary file: put the checkpoint's name into its name, and leave those of other ranks alone",
-    says="what two ranks leave that save at once",
-    points=4.25,
-)
-class OneNameForAll(AtomicSave):
-    def name(self, path):
-        return os.path.join(os.path.dirname(path), "checkpoint.tmp")
-
-
-@mistake(
-    "atomic_save",
-    "a save that was killed has left its temporary file, and mode x refuses to open it: 'wb' writes over it",
-    points=4.25,
-)
-def exclusively(path, parts):
-    with open(f"{path}.tmp", "xb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.tmp", path)
-    AtomicSave().fsync_folder(path)
-
+    AtomicSave, says="what two ranks leave that save at once",
+    name=lambda self, path: os.path.join(os.path.dirname(path), "checkpoint.tmp"))
 
 @mistake(
     "atomic_save", "the caller has to hear of a full disk: let the OSError go on, or the run believes in a save", points=4.25
@@ -175,35 +130,11 @@ def swallows_errors(path, parts):
     with suppress(OSError):
         AtomicSave()(path, parts)
 
-
-@mistake(
-    "atomic_save",
-    "another file stays behind each time, such as a backup or a lock: after the rename nobody needs it, so remove it",
-    points=4.25,
-)
-class Backup(AtomicSave):
-    def publish(self, name, path):
-        if os.path.exists(path):
-            with open(path, "rb") as old, open(f"{path}.bak", "wb") as file:
-                file.write(old.read())
-        os.replace(name, path)
-
-
 @mistake("atomic_save", says="while the file is open")
 class FsyncOfAClosedFile(AtomicSave):
     def finish(self, file):
         file.close()
         os.fsync(file.fileno())
-
-
-@mistake("atomic_save", says="leave those of other ranks alone", points=4.25)
-def sweeps(path, parts):
-    folder = os.path.dirname(path)
-    for name in os.listdir(folder):
-        if name.endswith(".tmp"):
-            os.remove(os.path.join(folder, name))
-    AtomicSave()(path, parts)
-
 
 @right("how_often")
 class HowOften:
@@ -229,7 +160,6 @@ class HowOften:
     def steps(self, seconds, interval, lag):
         return max(round(interval / seconds), math.ceil(lag / seconds), 1)
 
-
 @also_right("how_often")
 def searched(seconds, copy, write, restart, gpu_mtbf, gpus, beside):
     rate = gpus / gpu_mtbf
@@ -240,24 +170,13 @@ def searched(seconds, copy, write, restart, gpu_mtbf, gpus, beside):
         k += 1
     return torch.tensor(float(k)), 1.0 - (stall / (k * seconds) + rate * (restart + lag + k * seconds / 2))
 
-
-@mistake("how_often", "that's the time between failures of one GPU: a job of N GPUs fails N times as often")
-class OneGPU(HowOften):
-    def mtbf(self, gpu_mtbf, gpus):
-        return gpu_mtbf
-
-
-@mistake("how_often", "the write goes on beside the training: only the copy makes it stand still")
-class StandsStillForAll(HowOften):
-    def stall_and_lag(self, copy, write, beside):
-        return copy + write, 0.0
-
-
-@mistake("how_often", "without a thread, training stands still for the write, too: the stall is copy + write")
-class NeverStandsStill(HowOften):
-    def stall_and_lag(self, copy, write, beside):
-        return copy, write if beside else 0.0
-
+slip("how_often", "OneGPU", 0, "that's the time between failures of one GPU: a job of N GPUs fails N times as often", HowOften,
+    mtbf=lambda self, gpu_mtbf, gpus: gpu_mtbf)
+slip("how_often", "StandsStillForAll", 0, "the write goes on beside the training: only the copy makes it stand still", HowOften,
+    stall_and_lag=lambda self, copy, write, beside: (copy + write, 0.0))
+slip("how_often", "NeverStandsStill", 0,
+    "without a thread, training stands still for the write, too: the stall is copy + write", HowOften,
+    stall_and_lag=lambda self, copy, write, beside: (copy, write if beside else 0.0))
 
 @mistake(
     "how_often",
@@ -270,48 +189,21 @@ class ForgetsTheWrite(HowOften):
         lag = self.stall_and_lag(case[1], case[2], case[6])[1]
         return steps, goodput + lag / self.mtbf(*case[4:6])
 
-
-@mistake("how_often", "Young's interval is √(2 · stall · mtbf): the 2 is missing")
-class NoTwo(HowOften):
-    def young(self, stall, mtbf):
-        return math.sqrt(stall * mtbf)
-
-
-@mistake("how_often", "a save can't begin before the last one's write has ended: that takes write ÷ seconds steps at least")
-class TooSoon(HowOften):
-    def steps(self, seconds, interval, lag):
-        return max(round(interval / seconds), 1)
-
-
-@mistake("how_often", "on average a failure loses half an interval, not all of it", points=1.5)
-class LosesAll(HowOften):
-    def lost(self, interval):
-        return interval
-
-
-@mistake("how_often", "the interval is in seconds: divide it by the seconds of a step")
-class InSeconds(HowOften):
-    def steps(self, seconds, interval, lag):
-        return max(round(interval), math.ceil(lag))
-
-
-@mistake("how_often", "every failure costs a restart, too", points=1.5)
-class NoRestart(HowOften):
-    def __call__(self, seconds, copy, write, restart, *rest):
-        return super().__call__(seconds, copy, write, 0.0, *rest)
-
-
-@mistake("how_often", "the write has to end before the next copy: round its steps up, not to the nearest")
-class RoundsTheWrite(HowOften):
-    def steps(self, seconds, interval, lag):
-        return max(round(interval / seconds), round(lag / seconds), 1)
-
-
-@mistake("how_often", "round to the nearest number of steps: int() cuts off what's behind the point")
-class CutsOff(HowOften):
-    def steps(self, seconds, interval, lag):
-        return max(int(interval / seconds), math.ceil(lag / seconds), 1)
-
+slip("how_often", "NoTwo", 0, "Young's interval is √(2 · stall · mtbf): the 2 is missing", HowOften,
+    young=lambda self, stall, mtbf: math.sqrt(stall * mtbf))
+slip("how_often", "TooSoon", 0,
+    "a save can't begin before the last one's write has ended: that takes write ÷ seconds steps at least", HowOften,
+    steps=lambda self, seconds, interval, lag: max(round(interval / seconds), 1))
+slip("how_often", "LosesAll", 1.5, "on average a failure loses half an interval, not all of it", HowOften,
+    lost=lambda self, interval: interval)
+slip("how_often", "InSeconds", 0, "the interval is in seconds: divide it by the seconds of a step", HowOften,
+    steps=lambda self, seconds, interval, lag: max(round(interval), math.ceil(lag)))
+slip("how_often", "NoRestart", 1.5, "every failure costs a restart, too", HowOften,
+    __call__=lambda self, seconds, copy, write, restart, *rest: HowOften.__call__(self, seconds, copy, write, 0.0, *rest))
+slip("how_often", "RoundsTheWrite", 0, "the write has to end before the next copy: round its steps up, not to the nearest",
+    HowOften, steps=lambda self, seconds, interval, lag: max(round(interval / seconds), round(lag / seconds), 1))
+slip("how_often", "CutsOff", 0, "round to the nearest number of steps: int() cuts off what's behind the point", HowOften,
+    steps=lambda self, seconds, interval, lag: max(int(interval / seconds), math.ceil(lag / seconds), 1))
 
 class Batches:
     """As in the notebook."""
@@ -337,7 +229,6 @@ class Batches:
         part = slice(self.rank * mine, (self.rank + 1) * mine)
         return batch[part], noise[part]
 
-
 @right("Loader")
 class Loader(Batches):
     """Notes with each batch how the generator was before it was fetched."""
@@ -360,7 +251,6 @@ class Loader(Batches):
         self.fetched = self.used = state["used"]
         self.generator.set_state(state["generator"])
 
-
 @also_right("Loader")
 class Replays(Loader):
     """Draws all noise again."""
@@ -374,38 +264,23 @@ class Replays(Loader):
         for _ in range(self.fetched):
             torch.rand(self.batch, generator=self.generator, dtype=torch.float64)
 
-
-@mistake(
-    "Loader",
-    "batches that were read ahead are skipped: the state is what training has used, not what the loader has fetched",
-)
-class CountsFetched(Loader):
-    def state(self):
-        return {"used": self.fetched, "generator": self.generator.get_state()}
-
-
-@mistake(
-    "Loader",
-    "the generator has drawn the noise of batches that nobody has used yet: keep its state from before each fetch",
-    points=3.25,
-)
-class GeneratorAhead(Loader):
-    def state(self):
-        return {"used": self.used, "generator": self.generator.get_state()}
-
+slip("Loader", "CountsFetched", 0,
+    "batches that were read ahead are skipped: the state is what training has used, not what the loader has fetched", Loader,
+    state=lambda self: {"used": self.fetched, "generator": self.generator.get_state()})
+slip("Loader", "GeneratorAhead", 3.25,
+    "the generator has drawn the noise of batches that nobody has used yet: keep its state from before each fetch", Loader,
+    state=lambda self: {"used": self.used, "generator": self.generator.get_state()})
 
 @mistake("Loader", "the generator begins again with its seed, and the noise repeats itself: save its state, too", points=3.25)
 class ForgetsTheGenerator(Loader):
     def load_state(self, state):
         super().load_state(state | {"generator": torch.Generator().manual_seed(self.seed).get_state()})
 
-
 @mistake("Loader", "the epoch begins again: save the place in it, too", points=1.75)
 class RestartsTheEpoch(Loader):
     def load_state(self, state):
         super().load_state(state)
         self.fetched = self.used = state["used"] * self.batch // self.samples * self.samples // self.batch
-
 
 @mistake(
     "Loader",
@@ -420,7 +295,6 @@ class CountsItsOwn(Loader):
         super().load_state(state)
         self.fetched = self.used = state["samples"] * self.ranks // self.batch
 
-
 @mistake("Loader", "batches that it had read ahead before load_state are still in the queue: throw them away")
 class KeepsTheQueue(Loader):
     def load_state(self, state):
@@ -428,12 +302,8 @@ class KeepsTheQueue(Loader):
         super().load_state(state)
         self.queue = queue
 
-
-@mistake("Loader", "the state holds the whole order: a step and a generator's state are enough", points=4.5)
-class SavesTheOrder(Loader):
-    def state(self):
-        return super().state() | {"order": self.order(0)}
-
+slip("Loader", "SavesTheOrder", 4.5, "the state holds the whole order: a step and a generator's state are enough", Loader,
+    state=lambda self: Loader.state(self) | {"order": self.order(0)})
 
 @mistake("Loader", "nothing is read ahead, so every step waits for its batch: keep `ahead` batches in the queue", points=4.5)
 class ReadsNothingAhead(Loader):
@@ -447,28 +317,9 @@ class ReadsNothingAhead(Loader):
         self.fetched = state["fetched"]
         self.generator.set_state(state["generator"])
 
-
-@mistake(
-    "Loader",
-    "state() turns the generator back for good, and the noise of the training that goes on repeats itself",
-    points=3.25,
-)
-class TurnsBack(Loader):
-    def state(self):
-        found = super().state()
-        self.generator.set_state(found["generator"])
-        return found
-
-
-@mistake(
-    "Loader",
+slip("Loader", "TakesItForFull", 1.75,
     "the queue isn't always full: it's empty before the first batch and after load_state. Subtract len(self.queue), not ahead",
-    points=1.75,
-)
-class TakesItForFull(Loader):
-    def state(self):
-        return super().state() | {"used": self.fetched - self.ahead}
-
+    Loader, state=lambda self: Loader.state(self) | {"used": self.fetched - self.ahead})
 
 class Plain(Loader):
     def __next__(self):
@@ -479,7 +330,6 @@ class Plain(Loader):
     def state(self):
         return {"used": self.fetched, "generator": self.generator.get_state()}
 
-
 @mistake(
     "Loader",
     "the new loader's queue is empty, and the old one's batches are lost: save the place of the first batch in the queue",
@@ -489,25 +339,8 @@ class ForgetsTheQueue(Plain):
         self.fetched = state["used"]
         self.generator.set_state(state["generator"])
 
-
-@mistake(
-    "Loader",
-    "the queue holds one rank's part of each batch, and all ranks load this state: fetch these batches again instead",
-)
-class SavesTheQueue(Plain):
-    def state(self):
-        return super().state() | {"queue": list(self.queue)}
-
-    def load_state(self, state):
-        super().load_state(state)
-        self.queue.extend(state["queue"])
-
-
-@mistake("Loader", says="state() has a Generator in it")
-class SavesTheObject(Loader):
-    def state(self):
-        return {"used": self.used, "generator": self.generator}
-
+slip("Loader", "SavesTheObject", 0, "", Loader, says="state() has a Generator in it",
+    state=lambda self: {"used": self.used, "generator": self.generator})
 
 @right("newest_whole")
 class NewestWhole:
@@ -534,7 +367,6 @@ class NewestWhole:
         dist.all_reduce(flag, dist.ReduceOp.MIN)
         return bool(flag)
 
-
 @also_right("newest_whole")
 class SizesFirst(NewestWhole):
     def is_whole(self, path, size, crc32):
@@ -550,7 +382,6 @@ class SizesFirst(NewestWhole):
         flags = [None] * dist.get_world_size()
         dist.all_gather_object(flags, mine)
         return all(flags)
-
 
 @also_right("newest_whole")
 class CountsTheBroken(NewestWhole):
@@ -569,7 +400,6 @@ class CountsTheBroken(NewestWhole):
         data = Path(path).read_bytes() if Path(path).is_file() else b""
         return (len(data), zlib.crc32(data)) == (size, crc32)
 
-
 @mistake(
     "newest_whole", "each rank has looked at its own files only, and they disagree: an all-reduce with MIN tells all of them"
 )
@@ -578,12 +408,8 @@ class NobodyAgrees(NewestWhole):
         dist.all_reduce(torch.tensor(int(mine)), dist.ReduceOp.MIN)
         return mine
 
-
-@mistake("newest_whole", "nobody has looked at the files: that's the newest one, whole or not")
-class LooksAtNothing(NewestWhole):
-    def is_whole(self, path, size, crc32):
-        return True
-
+slip("newest_whole", "LooksAtNothing", 0, "nobody has looked at the files: that's the newest one, whole or not", NewestWhole,
+    is_whole=lambda self, path, size, crc32: True)
 
 @mistake("newest_whole", "one rank's file is harmed and another's isn't: with MAX one whole share is enough. MIN")
 class Any(NewestWhole):
@@ -592,18 +418,10 @@ class Any(NewestWhole):
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag)
 
-
-@mistake("newest_whole", "as words, step-990 comes after step-1000: compare the numbers")
-class SortsWords(NewestWhole):
-    def names(self, manifests):
-        return sorted(manifests, reverse=True)
-
-
-@mistake("newest_whole", "a file of the right length may still have a flipped bit: compare its crc32")
-class SizesOnly(NewestWhole):
-    def is_whole(self, path, size, crc32):
-        return os.path.exists(path) and os.path.getsize(path) == size
-
+slip("newest_whole", "SortsWords", 0, "as words, step-990 comes after step-1000: compare the numbers", NewestWhole,
+    names=lambda self, manifests: sorted(manifests, reverse=True))
+slip("newest_whole", "SizesOnly", 0, "a file of the right length may still have a flipped bit: compare its crc32", NewestWhole,
+    is_whole=lambda self, path, size, crc32: os.path.exists(path) and os.path.getsize(path) == size)
 
 @mistake("newest_whole", "a file that is longer than the manifest says isn't what was written: compare its length, too")
 class ReadsAsMuch(NewestWhole):
@@ -614,7 +432,6 @@ class ReadsAsMuch(NewestWhole):
         except OSError:
             return False
 
-
 @mistake("newest_whole", "a file may be missing, and only the rank that reads it sees that: catch OSError there")
 class Unprepared(NewestWhole):
     def is_whole(self, path, size, crc32):
@@ -622,14 +439,12 @@ class Unprepared(NewestWhole):
             data = file.read()
         return len(data) == size and zlib.crc32(data) == crc32
 
-
 @mistake("newest_whole", "every rank reads every file: N ranks read N times as much. Each takes a share", points=3.2)
 class ReadsAll(NewestWhole):
     def __call__(self, manifests):
         for name in self.names(manifests):
             if self.agree(all(self.is_whole(path, *file) for path, file in manifests[name].items())):
                 return name
-
 
 @mistake("newest_whole", "files are left over when ranks don't divide their number, and nobody reads them: files[rank::n]")
 class DropsTheRest(NewestWhole):
@@ -640,27 +455,13 @@ class DropsTheRest(NewestWhole):
             if self.agree(all(self.is_whole(path, *file) for path, file in files[rank * k : (rank + 1) * k])):
                 return name
 
-
 @mistake("newest_whole", says="the checkpoint is")
 def reads_nothing(manifests):
     dist.all_reduce(torch.tensor(1), dist.ReduceOp.MIN)
     return NewestWhole().names(manifests)[4]
 
-
-@mistake("newest_whole", "ranks send each other the files: a flag says as much", points=3.2)
-class GathersFiles(NewestWhole):
-    def is_whole(self, path, size, crc32):
-        self.read = [*getattr(self, "read", []), path]
-        return super().is_whole(path, size, crc32)
-
-    def agree(self, mine):
-        dist.all_reduce(torch.zeros(4000))
-        return super().agree(mine)
-
-
 def bytes_of(tensor):
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
-
 
 @right("odd_ones")
 class OddOnes:
@@ -682,7 +483,6 @@ class OddOnes:
             return list(range(len(sums)))
         return [rank for rank, one in enumerate(sums) if one != common]
 
-
 @also_right("odd_ones")
 class WithSHA(OddOnes):
     def __call__(self, parameters):
@@ -697,7 +497,6 @@ class WithSHA(OddOnes):
         trusted = equal.sum(1) * 2 > len(table)
         return torch.nonzero(~trusted).flatten() if trusted.any() else torch.arange(len(table))
 
-
 @also_right("odd_ones")
 class InATable(OddOnes):
     def __call__(self, parameters):
@@ -706,44 +505,24 @@ class InATable(OddOnes):
         dist.all_reduce(table)
         return self.odd(table.tolist())
 
-
-@mistake(
-    "odd_ones", "nobody is ever found, so nothing was compared: gather one checksum per rank, and look for those that differ"
-)
-class Nobody(OddOnes):
-    def odd(self, sums):
-        return []
-
+slip("odd_ones", "Nobody", 0,
+    "nobody is ever found, so nothing was compared: gather one checksum per rank, and look for those that differ", OddOnes,
+    odd=lambda self, sums: [])
 
 @mistake("odd_ones", "a sum over the bytes doesn't notice a swap: crc32 depends on their order")
 class SumsOfBytes(OddOnes):
     def checksum(self, parameters):
         return sum(parameter.contiguous().view(torch.uint8).long().sum().item() for parameter in parameters)
 
-
-@mistake("odd_ones", "only the first parameter is looked at: the checksum goes over all of them")
-class FirstOnly(OddOnes):
-    def checksum(self, parameters):
-        return super().checksum(parameters[:1])
-
-
-@mistake("odd_ones", "-0.0 and 0.0 have different bits: nan_to_num and + 0 change what you compare. Take the bytes as they are")
-class Cleans(OddOnes):
-    def checksum(self, parameters):
-        return super().checksum([parameter + 0 for parameter in parameters])
-
-
-@mistake("odd_ones", "float32 is rounded to 16 bits on its way: the lowest bits are gone. Take the bytes as they are")
-class Rounded(OddOnes):
-    def checksum(self, parameters):
-        return super().checksum([parameter.bfloat16() for parameter in parameters])
-
-
-@mistake("odd_ones", "rank 0 may be the one that's wrong: the majority decides, not rank 0")
-class TrustsRankZero(OddOnes):
-    def odd(self, sums):
-        return [rank for rank, one in enumerate(sums) if one != sums[0]]
-
+slip("odd_ones", "FirstOnly", 0, "only the first parameter is looked at: the checksum goes over all of them", OddOnes,
+    checksum=lambda self, parameters: OddOnes.checksum(self, parameters[:1]))
+slip("odd_ones", "Cleans", 0,
+    "-0.0 and 0.0 have different bits: nan_to_num and + 0 change what you compare. Take the bytes as they are", OddOnes,
+    checksum=lambda self, parameters: OddOnes.checksum(self, [parameter + 0 for parameter in parameters]))
+slip("odd_ones", "Rounded", 0, "float32 is rounded to 16 bits on its way: the lowest bits are gone. Take the bytes as they are",
+    OddOnes, checksum=lambda self, parameters: OddOnes.checksum(self, [parameter.bfloat16() for parameter in parameters]))
+slip("odd_ones", "TrustsRankZero", 0, "rank 0 may be the one that's wrong: the majority decides, not rank 0", OddOnes,
+    odd=lambda self, sums: [rank for rank, one in enumerate(sums) if one != sums[0]])
 
 @mistake(
     "odd_ones",
@@ -755,20 +534,11 @@ class Plurality(OddOnes):
         common = Counter(sums).most_common(1)[0][0]
         return [rank for rank, one in enumerate(sums) if one != common]
 
-
-@mistake(
-    "odd_ones", "an int64 is a parameter, too, and has more bits than a float: take the bytes of all parameters, as they are"
-)
-class AsFloats(OddOnes):
-    def checksum(self, parameters):
-        return super().checksum([parameter.double() for parameter in parameters])
-
-
-@mistake("odd_ones", "a sum of checksums doesn't notice a swap: one checksum over all, in order")
-class SumsOfChecksums(OddOnes):
-    def checksum(self, parameters):
-        return sum(zlib.crc32(bytes_of(parameter)) for parameter in parameters)
-
+slip("odd_ones", "AsFloats", 0,
+    "an int64 is a parameter, too, and has more bits than a float: take the bytes of all parameters, as they are", OddOnes,
+    checksum=lambda self, parameters: OddOnes.checksum(self, [parameter.double() for parameter in parameters]))
+slip("odd_ones", "SumsOfChecksums", 0, "a sum of checksums doesn't notice a swap: one checksum over all, in order", OddOnes,
+    checksum=lambda self, parameters: sum(zlib.crc32(bytes_of(parameter)) for parameter in parameters))
 
 @mistake("odd_ones", says="together;", points=3)
 class SendsEverything(OddOnes):
@@ -777,7 +547,6 @@ class SendsEverything(OddOnes):
         rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(rows, mine)
         return self.odd([bytes_of(row) for row in rows])
-
 
 @right("quorum_step")
 class QuorumStep:
@@ -820,7 +589,6 @@ class QuorumStep:
             dist.broadcast(one, source)
         replica.steps = steps.item()
 
-
 @also_right("quorum_step")
 class OneMessage(QuorumStep):
     """From the last healthy one, to those who are back only."""
@@ -850,7 +618,6 @@ class OneMessage(QuorumStep):
             replica.weights_P, replica.first_P, replica.second_P = (part.clone() for part in flat[:-1].view(3, -1))
             replica.steps = int(flat[-1])
 
-
 @also_right("quorum_step")
 class AmongTheHealthy(QuorumStep):
     """The sum goes to one healthy rank, and the replica travels as an object; other kinds of numbers."""
@@ -873,33 +640,15 @@ class AmongTheHealthy(QuorumStep):
         dist.broadcast_object_list(found := [replica], source)
         vars(replica).update(vars(found[0]))
 
-
-@mistake(
-    "quorum_step",
+slip("quorum_step", "TimesZero", 0,
     "0 · NaN is NaN, and one sick gradient poisons the mean: take zeros in place of it, with torch.where or zeros_like",
-)
-class TimesZero(QuorumStep):
-    def part(self, gradient, role):
-        return gradient * float(role == "healthy")
-
-
-@mistake("quorum_step", "a sick gradient may be finite and wrong: the role says who counts, not the numbers")
-class LooksForNaN(QuorumStep):
-    def part(self, gradient, role):
-        return gradient.clone() if gradient.isfinite().all() else torch.zeros_like(gradient)
-
-
-@mistake("quorum_step", "the sum is divided by all ranks: only the healthy ones have added to it")
-class DividesByAll(QuorumStep):
-    def count(self, healthy):
-        return dist.get_world_size()
-
-
-@mistake("quorum_step", "Adam's moments weren't copied: who's back goes on with others than the rest")
-class WeightsOnly(QuorumStep):
-    def fields(self, replica):
-        return [replica.weights_P]
-
+    QuorumStep, part=lambda self, gradient, role: gradient * float(role == "healthy"))
+slip("quorum_step", "LooksForNaN", 0, "a sick gradient may be finite and wrong: the role says who counts, not the numbers",
+    QuorumStep, part=lambda self, gradient, role: gradient.clone() if gradient.isfinite().all() else torch.zeros_like(gradient))
+slip("quorum_step", "DividesByAll", 0, "the sum is divided by all ranks: only the healthy ones have added to it", QuorumStep,
+    count=lambda self, healthy: dist.get_world_size())
+slip("quorum_step", "WeightsOnly", 0, "Adam's moments weren't copied: who's back goes on with others than the rest", QuorumStep,
+    fields=lambda self, replica: [replica.weights_P])
 
 @mistake("quorum_step", "Adam's counter wasn't copied: it corrects the moments, so the first steps come out too large")
 class NoCounter(QuorumStep):
@@ -907,12 +656,8 @@ class NoCounter(QuorumStep):
         for one in self.fields(replica):
             dist.broadcast(one, source)
 
-
-@mistake("quorum_step", "rank 0 may be the one that's back, and its weights are NaN: take a healthy rank")
-class FromRankZero(QuorumStep):
-    def source(self, healthy):
-        return 0
-
+slip("quorum_step", "FromRankZero", 0, "rank 0 may be the one that's back, and its weights are NaN: take a healthy rank",
+    QuorumStep, source=lambda self, healthy: 0)
 
 @mistake("quorum_step", "sick ranks stay behind: their weights are fine, so they take the step with the others' mean")
 class SickSkip(QuorumStep):
@@ -923,37 +668,28 @@ class SickSkip(QuorumStep):
             (replica.weights_P, replica.first_P, replica.second_P), replica.steps = before
         return done
 
-
 @mistake("quorum_step", "a step that's skipped changes nothing, not even the counter")
 class CountsSkipped(QuorumStep):
     def skipped(self, replica):
         replica.steps += 1
         return False
 
-
-@mistake("quorum_step", "the quorum is ignored: with fewer than `least` healthy ranks, everyone skips the step")
-class NoQuorum(QuorumStep):
-    def __call__(self, replica, gradient, role, least):
-        return super().__call__(replica, gradient, role, 1)
-
+slip("quorum_step", "NoQuorum", 0, "the quorum is ignored: with fewer than `least` healthy ranks, everyone skips the step",
+    QuorumStep, __call__=lambda self, replica, gradient, role, least: QuorumStep.__call__(self, replica, gradient, role, 1))
 
 @mistake("quorum_step", "there's a quorum, and no step was taken: at least `least` ranks are healthy")
 def never_steps(replica, gradient, role, least):
     return False
 
-
-@mistake("quorum_step", "who's back keeps its own worthless replica: it takes weights, moments and counter from a healthy rank")
-class RestoresNothing(QuorumStep):
-    def restore(self, replica, source):
-        pass
-
+slip("quorum_step", "RestoresNothing", 0,
+    "who's back keeps its own worthless replica: it takes weights, moments and counter from a healthy rank", QuorumStep,
+    restore=lambda self, replica, source: None)
 
 @mistake("quorum_step", says="are enough", points=3.75)
 class GradientsFirst(QuorumStep):
     def roles(self, role):
         dist.all_reduce(torch.zeros(300, dtype=torch.float64))
         return super().roles(role)
-
 
 @right("autopsy")
 class Autopsy:
@@ -1000,7 +736,6 @@ class Autopsy:
     def last(self, log):
         return max(entry.step for entry in log if entry.kind == "step")
 
-
 @also_right("autopsy")
 class BySilence(Autopsy):
     def culprit(self, log, ranks):
@@ -1016,13 +751,11 @@ class BySilence(Autopsy):
     def __call__(self, log):
         return super().__call__(log) | {"notes": "one key more"}
 
-
 @mistake("autopsy", "the first one to complain waited for another: find the rank whose last call is an earlier one", points=2.6)
 class FirstError(Autopsy):
     def culprit(self, log, ranks):
         error = next(entry for entry in log if entry.kind == "error")
         return error.rank, error.value.partition(" in ")[2]
-
 
 @mistake(
     "autopsy",
@@ -1033,52 +766,22 @@ class CallOfTheOthers(Autopsy):
     def culprit(self, log, ranks):
         return super().culprit(log, ranks)[0], next(entry for entry in log if entry.kind == "error").value.partition(" in ")[2]
 
-
-@mistake("autopsy", "one long step is a hiccup: the slow rank is slow in every step. Compare means or medians", points=3.4)
-class Longest(Autopsy):
-    def typical(self, values):
-        return max(values)
-
-
-@mistake("autopsy", "a hiccup can hit any one step, also the last: compare means or medians over all steps", points=3.4)
-class LastStep(Autopsy):
-    def typical(self, values):
-        return values[-1]
-
-
-@mistake("autopsy", "the first step has a hiccup, too: compare means or medians over all steps", points=3.4)
-class FirstStep(Autopsy):
-    def typical(self, values):
-        return values[0]
-
-
-@mistake("autopsy", "the newest checkpoint lacks a rank's file: count the ranks that have saved it", points=2)
-class Newest(Autopsy):
-    def is_whole(self, own, ranks):
-        return True
-
-
-@mistake("autopsy", "one file of that checkpoint is shorter than the others: it's torn", points=2)
-class CountsFiles(Autopsy):
-    def is_whole(self, own, ranks):
-        return len(own) == len(ranks)
-
-
-@mistake(
-    "autopsy", "the step that broke was never finished, so nobody has to repeat it: the last one that ended counts", points=3
-)
-class CountsTheBrokenStep(Autopsy):
-    def last(self, log):
-        return max(entry.step for entry in log)
-
-
-@mistake(
-    "autopsy", "the job held its GPUs until the last line of the log: ten minutes of waiting for a timeout count, too", points=3
-)
-class StopsTheClock(Autopsy):
-    def seconds(self, log, times):
-        return max(times.values())
-
+slip("autopsy", "Longest", 3.4, "one long step is a hiccup: the slow rank is slow in every step. Compare means or medians",
+    Autopsy, typical=lambda self, values: max(values))
+slip("autopsy", "LastStep", 3.4, "a hiccup can hit any one step, also the last: compare means or medians over all steps",
+    Autopsy, typical=lambda self, values: values[-1])
+slip("autopsy", "FirstStep", 3.4, "the first step has a hiccup, too: compare means or medians over all steps", Autopsy,
+    typical=lambda self, values: values[0])
+slip("autopsy", "Newest", 2, "the newest checkpoint lacks a rank's file: count the ranks that have saved it", Autopsy,
+    is_whole=lambda self, own, ranks: True)
+slip("autopsy", "CountsFiles", 2, "one file of that checkpoint is shorter than the others: it's torn", Autopsy,
+    is_whole=lambda self, own, ranks: len(own) == len(ranks))
+slip("autopsy", "CountsTheBrokenStep", 3,
+    "the step that broke was never finished, so nobody has to repeat it: the last one that ended counts", Autopsy,
+    last=lambda self, log: max(entry.step for entry in log))
+slip("autopsy", "StopsTheClock", 3,
+    "the job held its GPUs until the last line of the log: ten minutes of waiting for a timeout count, too", Autopsy,
+    seconds=lambda self, log, times: max(times.values()))
 
 @mistake("autopsy", "steps that have to be repeated aren't kept: goodput counts those up to the checkpoint", points=3)
 class KeepsAll(Autopsy):
@@ -1086,8 +789,5 @@ class KeepsAll(Autopsy):
         found, times = super().__call__(log), self.ends(log)
         return found | {"goodput": len(times) * self.step(times) / log[-1].seconds}
 
-
-@mistake("autopsy", "that's the mean over all steps, saves and a hiccup included: a usual step is the median", points=3)
-class MeanStep(Autopsy):
-    def step(self, times):
-        return (max(times.values()) - min(times.values())) / (len(times) - 1)
+slip("autopsy", "MeanStep", 3, "that's the mean over all steps, saves and a hiccup included: a usual step is the median",
+    Autopsy, step=lambda self, times: (max(times.values()) - min(times.values())) / (len(times) - 1))

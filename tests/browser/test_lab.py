@@ -201,27 +201,27 @@ def test_the_explorer_of_chapter_05_follows(chapters):
 def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapters):
     with chapters.pictured(name := "chapter_06_explorer"):
         explorer = explorer_in(chapters, name)
-        model, cluster, ranks, split, again, overlap, recompute = explorer.controls()
+        model, cluster, data, ranks, split, stages, recompute, overlap = explorer.controls()
         assert explorer.said() == SAID["tensor"][""]
         pictures, lines = explorer.seen(
             lambda: explorer.move(ranks),
             lambda: explorer.move(ranks, -1),
             lambda: explorer.move(overlap),
-            lambda: explorer.move(again),
             lambda: explorer.move(split),
-            lambda: explorer.move(recompute, -1),
+            lambda: explorer.move(recompute),
+            lambda: explorer.move(stages, -1),
             lambda: explorer.drag(ranks, -300),
             lambda: explorer.move(cluster, 2),
+            lambda: explorer.move(data, -1),
             lambda: explorer.move(model),
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more ranks and back
-        assert lines[1] == "Limit: the node boundary: with 16 GPUs per node, a layer would take 12.4 ms."
-        assert lines[9].startswith("Does not fit. Limit: memory; no value of t makes it fit")
-        explorer.move(model, 2)
-        ranks.press("End")
-        explorer.move(ranks)  # there is nothing above
-        assert explorer.status().startswith("Not possible: t = 64 does not divide the 4 heads of small GPT")
+        assert lines[1].startswith("Limit: communication: only rings of chunks would hide its other 5.23 ms")
+        assert lines[4] == "Does not fit. Limit: memory; sequence parallelism fits."
+        explorer.press_button("Reset")
+        explorer.move(model)
+        assert explorer.status() == "Not possible: t = 8 does not divide the 4 heads of small GPT: choose a divisor of 4"
 
 
 def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapters):

@@ -440,14 +440,14 @@ def several(source: str, number: int):
 
 
 def test_each_late_check_leaves_half_as_long_for_the_next_and_a_submission_has_a_time(court, monkeypatch):
+    """The first three take 5.25 s, and a busy machine more to start their ranks and run their cells."""
     monkeypatch.setattr(trial, "_RUN_SECONDS", 3.0)
     monkeypatch.setattr(trial, "_LEAST_SECONDS", 0.5)
-    monkeypatch.setattr(trial, "PATIENCE", 1.0)
-    monkeypatch.setattr(apart, "_SUBMISSION", 5.0)
-    asleep = several("import time\ndef shard(tensor): time.sleep(600)\n", 4)
+    monkeypatch.setattr(apart, "_SUBMISSION", 6.0)
+    asleep = several("import time\ndef shard(tensor): time.sleep(600)\n", 6)
     said = [one.report.lines[0].found for one in court.judged(lambda: asleep)]
-    assert [line.partition("not over after ")[2].partition(" s")[0] for line in said] == ["3", "1.5", "0.8", ""]
-    assert said[-1] == "the cells and checks above it took more than 5 s"
+    assert [line.partition("not over after ")[2].partition(" s")[0] for line in said[:3]] == ["3", "1.5", "0.8"]
+    assert said[-1] == "the cells and checks above it took more than 6 s"
 
 
 def test_who_sleeps_a_little_less_than_each_limit_has_no_more_time_than_others(court, monkeypatch):

@@ -86,6 +86,14 @@ def test_scripts_that_return_words_of_their_own_have_no_points(court):
     assert {report.points for report in reports.values()} == {0}
 
 
+def test_scripts_that_return_nothing_have_no_points_and_are_judged(court):
+    names = {task: f"check_{task}" for task in records.tasks("01_collectives")}
+    first = "from manyranks.grade import collectives\ncollectives._called = lambda *_: {}"
+    for name, report in judged(court, "01_collectives", {}, tasks=names, first=first).items():
+        assert f"{report}".startswith(f"✗ {name}: 0 of"), report
+        assert "is missing\n    hint: leave what you are given as it is" in f"{report}"
+
+
 @pytest.mark.parametrize("attempt", ["trial.refused = lambda ready: nullcontext()", "learner._is_ready = lambda *_: False"])
 def test_who_removes_the_watcher_of_ready_made_calls_has_no_points(court, attempt):
     first = f"""

@@ -136,7 +136,7 @@ def test_silent_ranks():
     assert judged(silent(0.5, ""), seen(calls=()), seen(calls=())).ok
 
 
-TASK = Task("99_none", "double", 2, lambda *_: {}, (VALUES, sent(0.5, "sends once")), worlds=(2,))
+TASK = Task("99_none", "double(x)", 2, lambda *_: {}, (VALUES, sent(0.5, "sends once")), worlds=(2,))
 
 
 def mistake(name: str, weight, calls=ONCE) -> Mistake:
@@ -318,7 +318,7 @@ def test_a_check_leaves_the_number_of_threads_as_it_was():
 @pytest.mark.parametrize(("raises", "points"), [(False, 5), (True, 2.5)])
 def test_a_judge_that_a_run_which_raised_would_have_shown_its_values_is_not_content(raises, points):
     parts = tuple(values(0.5, f"is right for {name}", name, alone=True, part=True) for name in ("small", "large"))
-    task = Task("99_none", "some", 10, print, parts, cases=("small", "large"), worlds=(1,), part=True)
+    task = Task("99_none", "some(x)", 10, print, parts, cases=("small", "large"), worlds=(1,), part=True)
     right = [Trial(1, name, f"1/{i}", [Seen({name: 1})]) for i, name in enumerate(task.cases)]
     found = answers.record_of(task, [(answers.Answer(answers.RIGHT, "some", print), right)])
     ran = [

@@ -25,11 +25,7 @@ def test_a_record_that_differs_in_last_digits_stays_as_it_is():
 
 @pytest.mark.parametrize(
     "new",
-    [
-        made(1e-6),
-        TEXT.replace('"hint":"', '"hint":"also, ', 1),
-        TEXT.replace('["call","send",', '["call","send",1', 1),
-    ],
+    [made(1e-6), TEXT.replace('"hint":"', '"hint":"also, ', 1), TEXT.replace('["call","send",', '["call","send",1', 1)],
     ids=["a value", "a hint", "bytes"],
 )
 def test_a_record_that_says_something_else_replaces_the_old_one(new):

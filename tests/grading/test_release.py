@@ -19,10 +19,7 @@ def test_a_release_has_the_stub_in_place_of_the_answer(tmp_path):
     notebook = new_notebook(
         cells=[
             new_code_cell(TASK, metadata=graded(grade_id="double", solution=True)),
-            new_code_cell(
-                "assert double(2) == 4",
-                metadata=graded(grade_id="test_double", grade=True, locked=True, points=1),
-            ),
+            new_code_cell("assert double(2) == 4", metadata=graded(grade_id="test_double", grade=True, locked=True, points=1)),
         ]
     )
     folder = tmp_path / "solutions" / "99_double"

@@ -300,6 +300,74 @@ def one_f_one_b(rank, p, m):
     return order
 """
 
+_BY_ROWS = """
+def by_rows(x, w):
+    rank, t = dist.get_rank(), dist.get_world_size()
+    term = x.chunk(t, dim=1)[rank] @ w.chunk(t, dim=0)[rank]
+    dist.all_reduce(term)
+    return term
+"""
+_MLP = """
+def mlp(x, gate, up, down):
+    rank, t = dist.get_rank(), dist.get_world_size()
+    middle = functional.silu(by_columns(x, gate)) * by_columns(x, up)
+    return middle @ down.chunk(t, dim=0)[rank]
+"""
+_COPY_IN = """
+def copy_in(x):
+    return Both.apply(x, same, summed)
+
+
+def reduce_out(term):
+    return Both.apply(term, summed, summed)
+"""
+_OWN_HEADS = """
+def own_heads(w, heads):
+    rank, t = dist.get_rank(), dist.get_world_size()
+    first, count = rank * heads // t, heads // t
+    return w.unflatten(1, (heads, -1))[:, first : first + count].flatten(1)
+"""
+_GATHER_IN = """
+def gather_in(x):
+    return Both.apply(x, gathered, lambda grad: grad.chunk(dist.get_world_size(), dim=1)[dist.get_rank()])
+
+
+def reduce_scatter_out(term):
+    return Both.apply(term, scattered, gathered)
+"""
+_MERGE = """
+def merge(o1, lse1, o2, lse2):
+    return (o1 + o2) / 2, torch.logaddexp(lse1, lse2)
+"""
+_PASS_ON = """
+def pass_on(block):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    coming = torch.empty_like(block)
+    sent = dist.isend(block, (rank - 1) % n)
+    dist.irecv(coming, (rank + 1) % n).wait()
+    sent.wait()
+    return coming
+"""
+_HOMEWARD = """
+def homeward(part):
+    traveling = part
+    for _ in range(dist.get_world_size() - 1):
+        traveling = pass_on(traveling) + part
+    return pass_on(traveling)
+"""
+_ZIGZAG = """
+def zigzag(tokens, n):
+    chunks = tokens.chunk(2 * n)
+    return [torch.cat((chunks[r], chunks[n + r])) for r in range(n)]
+"""
+_HEADS_FOR_TOKENS = """
+def heads_for_tokens(x):
+    n = dist.get_world_size()
+    leaving = x.unflatten(1, (-1, n)).transpose(0, 2).contiguous()
+    coming = torch.empty_like(leaving)
+    dist.all_to_all_single(coming, leaving)
+    return torch.cat(list(coming.transpose(1, 2)), 2)
+"""
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -350,6 +418,20 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "one_f_one_b": (_ONE_F_ONE_B, "with p = 4 and m = 8, rank 0 does F0 F1 F2 F3 B0 F4"),
         "halves": ("def halves(x, weight, grad):\n    return grad @ weight, x.T @ grad", "they should be [(5, 3), (2, 3)]"),
+    },
+    "06_tensor": {
+        "by_rows": (_BY_ROWS, "rank 0 has [[4321, 600, 8040, 2], [1234, 400, 2060, 8]]; it should have [[1, 0, 0, 2]"),
+        "mlp": (_MLP, "each rank still has a term: sum them"),
+        "copy_in": (_COPY_IN, "g's gradient is 8 where each rank has 2; it should be 2"),
+        "own_heads": (_OWN_HEADS, "with 2 heads, rank 0 has []; it should have [0]"),
+        "gather_in": (_GATHER_IN, "gather_in's gradient is [1]; it should be [10]"),
+    },
+    "07_context": {
+        "merge": (_MERGE, "o is 310.6 and the sum of exponentials is 10.0; they should be 432.1 and 10"),
+        "pass_on": (_PASS_ON, "After a hop, rank 0 has 10; it should have 1000"),
+        "homeward": (_HOMEWARD, "4 hops; 3 are enough"),
+        "zigzag": (_ZIGZAG, "of 16 tokens, rank 0 has [0, 1, 8, 9]; it should have [0, 1, 14, 15]"),
+        "heads_for_tokens": (_HEADS_FOR_TOKENS, "doesn't have its own two heads of all tokens"),
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),

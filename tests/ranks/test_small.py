@@ -17,7 +17,7 @@ CHAPTERS = {
     "zero": [{}, {"stage": "data parallelism", "dp": 2}, {"stage": "ZeRO-3", "dp": 4}, {"stage": "HSDP", "k": 2, "dp": 8}],
     "checkpointing": [{}, {"strategy": "keep everything"}, {"strategy": "optimal"}],
     "pipeline": [{"first": "zb-v", "second": "interleaved", "v": 3}, {"pp": 1, "first": "gpipe", "m": 3}],
-    "tensor": [{"tp": 1}, {"tp": 64, "sequence_parallel": False}, {"regather": False}],
+    "tensor": [{}, {"tp": 1}, {"tp": 64, "sequence_parallel": False}],
     "context": [{"cp": 1, "layout": "zigzag"}, {"cp": 4, "variant": "ring-ulysses"}, {"cp": 4, "variant": "all-gather"}],
     "expert": [{"ep": 1}, {"ep": 4, "imbalance": 2, "limit": 1}],
     "kernels": [{"stride": 8}, {"itemsize": 4, "tile": 32, "stride": 1}],

@@ -85,6 +85,32 @@ def padded(parameter: Tensor) -> int:
     return -(-parameter.numel() // n) * n * parameter.element_size()
 
 
+def _is_shard(result, *given) -> bool:
+    """Whether it is this rank's piece, where that was asked for."""
+    if len(given) != 1:
+        return True
+    return _alike(result, given[0]) and torch.equal(result, pieces(given[0])[dist.get_rank()])
+
+
+def _is_whole(result, *given) -> bool:
+    """Whether what is given is its piece, as far as this rank knows, where that was asked for."""
+    if len(given) != 2 or not isinstance(given[1], tuple | list):
+        return True
+    piece, shape = given[0], torch.Size(given[1])
+    if not _alike(result, piece):
+        return False
+    there = min(len(piece), max(0, shape.numel() - dist.get_rank() * len(piece)))  # without padding
+    mine, piece = (one[:there].nan_to_num() for one in (pieces(result)[dist.get_rank()], piece))
+    return result.shape == shape and torch.equal(mine, piece)
+
+
+def _alike(result, given: Tensor) -> bool:
+    return isinstance(result, Tensor) and result.dtype == given.dtype
+
+
+FITS = {"shard": _is_shard, "gather": _is_whole}  # answers that later ones call -> whether a result fits what it is made of
+
+
 def tensors(seed: int) -> Iterator[tuple[str, Tensor]]:
     """Random numbers in several shapes, with their names."""
     for name, shape in _SHAPES.items():

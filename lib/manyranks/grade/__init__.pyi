@@ -1,41 +1,15 @@
-from . import (
-    checkpointing as checkpointing,
-)
-from . import (
-    collectives as collectives,
-)
-from . import (
-    context as context,
-)
-from . import (
-    data_parallel as data_parallel,
-)
-from . import (
-    expert as expert,
-)
-from . import (
-    failures as failures,
-)
-from . import (
-    kernels as kernels,
-)
-from . import (
-    mfu as mfu,
-)
-from . import (
-    nd as nd,
-)
-from . import (
-    pipeline as pipeline,
-)
-from . import (
-    start_here as start_here,
-)
-from . import (
-    tensor as tensor,
-)
-from . import (
-    zero as zero,
-)
+from . import checkpointing as checkpointing
+from . import collectives as collectives
+from . import context as context
+from . import data_parallel as data_parallel
+from . import expert as expert
+from . import failures as failures
+from . import kernels as kernels
+from . import mfu as mfu
+from . import nd as nd
+from . import pipeline as pipeline
+from . import start_here as start_here
+from . import tensor as tensor
+from . import zero as zero
 from .check import Line as Line
 from .check import Report as Report

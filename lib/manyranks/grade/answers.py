@@ -4,6 +4,7 @@ They stand in solutions/<exercise>/mistakes.py, for teachers and CI. Running one
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,24 @@ def mistake(task: str, hint: str = "", *, says: str = "", points: float = 0.0, o
     says: other words that the report must have; points: that are left on the worlds `on`, as a rule one of 3 ranks.
     """
     return _kept(lambda code: Answer(MISTAKE, task, code, hint, says, points, on))
+
+
+def slip(
+    task: str, name: str, points: float, hint: str, answer=None, /, says: str = "", on: tuple[int, ...] = (), **steps
+) -> None:
+    """Keeps a mistake in one line, under this name among those of the file: as `mistake` does.
+
+    answer: a function, or the class of which it has other steps; else the class that is called like the task
+    """
+    names = sys._getframe(1).f_globals
+    for step, function in steps.items():
+        if getattr(function, "__name__", "") == "<lambda>":
+            function.__name__, function.__qualname__ = step, f"{name}.{step}"
+    code = names[task] if answer is None else answer
+    if isinstance(code, type):
+        code = type(code)(name, (code,), {"__module__": names["__name__"], **steps})
+    code.__name__ = code.__qualname__ = name
+    names[name] = mistake(task, hint, says=says, points=points, on=on)(code)
 
 
 def _kept(make: Callable) -> Callable:

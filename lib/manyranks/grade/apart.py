@@ -127,11 +127,7 @@ class Judge:
     """
 
     def __init__(
-        self,
-        fewer_fences: bool = False,
-        solutions: Path = SOLUTIONS,
-        at_once: int | None = None,
-        sandboxed: bool | None = None,
+        self, fewer_fences: bool = False, solutions: Path = SOLUTIONS, at_once: int | None = None, sandboxed: bool | None = None
     ):
         if not fewer_fences and (lacking := lacks()):
             raise RuntimeError(f"{lacking}: learners' code could do harm here. {IN_SPITE}")

@@ -4,7 +4,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,15 +17,27 @@ from manyranks import progress
 from manyranks.grade import trial
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Ready
-from manyranks.grade.trial import Event, Make, Run, Seen, Sent, Then, Trial, ran_again, trials
-from manyranks.measure.journal import COPY
+from manyranks.grade.trial import Again, Event, Make, Run, Seen, Sent, Then, Trial, ran_again, trials
+from manyranks.measure.journal import COPY, Stopped
 from manyranks.measure.prints import Fact, Print, fact, listed, same
 from manyranks.world.trouble import SAME_CHUNK, Trouble, ending
 
 FOLDER = Path(__file__).parent / "data"
 _WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatever else holds
-_ONLY_TWO = "on 2 ranks the next rank is also the previous one, and one step is enough; draw it for 3"
-_MESSAGES = ("send", "recv")
+_ONLY_TWO = "on 2 ranks there is one other rank, the next one and the previous one, and one step is enough; draw it for 3"
+
+
+_ROOM = "the input is this rank's shard, of S elements, and the output is flat and has room for N·S, padding included"
+GENERAL = (  # on what Python and torch say of answers to whatever task
+    (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
+    (r"allgather: invalid tensor size|output size must be", f"dist.all_gather_single(output, input): {_ROOM}"),
+    (r"outputShape.*worldSize|input tensor must be", "pad with zeros first: N·S elements go in, and S come out"),
+    (r"invalid tensor type|different dtypes", "a tensor arrives in the dtype of its sender: receive it into that dtype"),
+    (r"a leaf Variable that requires grad", "change parameters under torch.no_grad(), or give parameter.detach() away"),
+    (r"incorrect number of gradients", "backward returns one for each argument of apply, None for what has none"),
+    (r"(must|has to) be contiguous", "what is sent has to be contiguous: x.contiguous()"),
+    (r"cannot be interpreted as an integer", "whole numbers: // in place of /"),
+)
 
 
 class Mistake(NamedTuple):
@@ -114,51 +126,62 @@ class Report:
         return Line(None if instead == NOT_JUDGED else self.passed, f"{self.task}: {instead}")
 
 
-Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then
+Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then, with its groups
+
+
+def arguments(names: str) -> str:
+    """A pattern of what Python says where one of these methods takes other arguments than the check gives; a group."""
+    return rf"\b({names})\(\) (?:takes|missing|got an unexpected)"
 
 
 @dataclass(frozen=True)
 class Task:
     """One task of an exercise. Called with the learner's function or class, it returns a Report.
 
-    exercise, name: as the notebook has them; points: for all of it; run: what a rank does with the answer; judge: what it is
-    judged by, the values first; cases: what it runs in, on a world of n ranks, of those in worlds; make: what a rank gets in a
-    case, made by who judges, so that nothing on a rank says what is right; else the case itself; more: cases that the judge
-    draws where these are the same for all, and runs first: a table of these is no way to any points.
-    call: how the check calls the answer, in words; a_class: whether the answer is a class; part: whether cases that ended well
-    count where a later one did not; ready: what may not be called; only: the operations it is built from, where others give
-    no points at all. advice: on what Python and torch say of wrong answers, in front of the place; guesses: the same, behind
-    it, where there is no advice; again, then: make results of a case, of what a rank got and of its results, the one on a rank
-    that runs nothing else and gets other numbers, the other where judges are; methods: of the class, how each is called;
-    unexplained: for values that no known mistake explains; only_two: where 2 ranks alone are right.
+    exercise: as the notebook has it
+    call: how the check calls the answer; its name comes first, or last where that is a method: "Wrapped(module).close()"
+    points: for all of it
+    run: what a rank does with the answer
+    judge: what it is judged by, the values first
+    cases: what it runs in, on a world of n ranks, of those in `worlds`
+    make: what a rank gets in a case, made by who judges, so that nothing on a rank says what is right; else the case itself
+    more: cases that the judge draws where these are the same for all, and runs first: a table of these is no way to any points
+    then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on a rank of its own
+    part: whether cases that ended well count where a later one did not
+    ready: what may be called
+    advice: on what Python and torch say of wrong answers
+    unexplained: for values that no known mistake explains
     """
 
     exercise: str
-    name: str
+    call: str
     points: float
     run: Run
     judge: tuple[Judge, ...]
     cases: Sequence[Any] | Callable[[int], Sequence[Any]] = ("",)
     worlds: tuple[int, ...] = (2, 3, 4)
-    call: str = ""
-    a_class: bool = False
     make: Make = lambda case, rank, n, seed: case
     more: Callable[[Random], Sequence[Any]] | None = None
-    again: Then | None = None
-    then: Then | None = None
+    then: Then | Again | None = None
     part: bool = False
     ready: Ready = NOTHING_GIVEN
-    only: tuple[str, ...] = ()
     advice: Advice = ()
-    guesses: Advice = ()
-    methods: tuple[tuple[str, str], ...] = ()
     unexplained: str = ""
-    only_two: str = _ONLY_TWO
 
     def __post_init__(self) -> None:
         if abs((total := sum(judge.share for judge in self.judge)) - 1) > 1e-6:
             raise ValueError(f"the shares of {self.name}'s judges add up to {total:g}, not to 1")
         progress.TASKS.setdefault(self.exercise, {})[self.name] = self.points
+
+    @property
+    def name(self) -> str:
+        """As the notebook has it."""
+        return (re.search(r"\.(\w+)\(\)$", self.call) or re.match(r"(\w+)", self.call))[1]
+
+    @property
+    def a_class(self) -> bool:
+        """Whether the answer is a class, and not called like a function."""
+        return self.call[0].isupper()
 
     def __call__(self, answer) -> Report:
         """Checks the learner's answer on real ranks."""
@@ -173,8 +196,10 @@ class Task:
         """Runs the answer in all cases."""
         with _one_thread():
             found = trials(answer, self.run, self.make, self.cases_on, self.worlds, self.ready, self.part)
-        found = ran_again(found, self.again, self.make) if self.again else found
-        found = [one.after(self.then) for one in found] if self.then else found
+        if isinstance(self.then, Again):
+            found = ran_again(found, self.then, self.make)
+        elif self.then:
+            found = [one.after(self.then) for one in found]
         return [replace(one, given=()) for one in found]  # which may be large
 
 
@@ -246,13 +271,20 @@ def _unwritten(answer, trial: Trial) -> Finding | None:
 
 def _other_calls(task: Task, tried: list[Trial]) -> Finding | None:
     """Where an operation was called that gives no points at all; a call that raised is in the notes alone."""
-    for one in tried if task.only else ():
+    for one in tried if task.ready.only else ():
         for rank in range(one.n):
             noted = [entry.op for entry in one.notes.get(rank, [])]
             counted = [call.op for call in one.seen[rank].calls] if one.seen else []
-            if others := [op for op in (*noted, *counted) if op not in task.only]:
-                what = "is built from send and receive only" if "send" in task.only else f"calls {listed(list(task.only))} only"
-                return Finding(Line(False, what, one.where(f"rank {rank} called {others[0]}"), task.ready.hint), one)
+            if others := [op for op in (*noted, *counted) if op not in task.ready.only]:
+                return Finding(
+                    Line(
+                        False,
+                        "is built from send and receive only",
+                        one.where(f"rank {rank} called {others[0]}"),
+                        task.ready.hint,
+                    ),
+                    one,
+                )
     return None
 
 
@@ -265,7 +297,10 @@ def _verdicts(task: Task, trial: Trial, record: Record, tried: list[Trial]) -> t
         shown = {key in ended for key in ours if judge.look and any(map(judge.look, record.right[key]))}
         why = "not judged, for a line above is not right" * (not all(verdict.ok for verdict in found[: judge.needs]))
         why = "not judged, for no run that shows it came to its end" if shown == {False} else why
-        found.append(Verdict(None, why) if why else judge.verdict(trial, right))
+        try:
+            found.append(Verdict(None, why) if why else judge.verdict(trial, right))
+        except Stopped as error:  # a rank has sent less than its script makes
+            found.append(Verdict(False, error.what, error.hint, firm=True))
     return tuple(found)
 
 
@@ -286,11 +321,10 @@ def _why_not(task: Task, answer, trial: Trial, record: Record) -> str:
     here = "/" + trial.key.partition("/")[2]  # this case, on however many ranks: who ends so in it goes first
     ends = [{key[key.index("/") :] for key, one in each.troubles.items() if one == end} for each in fitting]
     known = max(zip(fitting, ends, strict=True), key=lambda both: here in both[1])[0].hint if fitting else ""
-    advice = told or known or _on_arguments(task, answer, found) or _on_words(found, task.advice)
-    guess = "" if advice else _on_words(found, task.guesses)
+    advice = told or known or _on_words(found, (*task.advice, *GENERAL)) or _on_arguments(task, answer, found)
     general = rf"^({re.escape(SAME_CHUNK)}|{COPY}) \((.*)\)$"  # where more is known, the place is enough
     hint = re.sub(general, r"\2", found.hint) if advice else found.hint
-    parts = [part for part in (advice, hint, guess) if part]
+    parts = [part for part in (advice, hint) if part]
     return "; ".join(part for part in parts if not any(part in other != part for other in parts))
 
 
@@ -301,11 +335,12 @@ def _on_arguments(task: Task, answer, found: Trouble) -> str:
         return ""
     if not called or not isinstance(answer, type) or called[2] == "__init__":
         return f"the check calls {task.call}"
-    return dict(task.methods).get(called[2], "PyTorch calls hook(parameter): with this parameter, and nothing else")
+    return "PyTorch calls hook(parameter): with this parameter, and nothing else"
 
 
 def _on_words(found: Trouble, known: Advice) -> str:
-    return next((said for pattern, said in known if re.search(pattern, f"{found.problem}\n{found.hint}")), "")
+    matches = ((re.search(pattern, f"{found.problem}\n{found.hint}"), said) for pattern, said in known)
+    return next((match.expand(said) for match, said in matches if match), "")
 
 
 def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding | None:
@@ -363,12 +398,11 @@ def _denied(one: Mistake, seen: dict[str, list[dict[str, Any]]], right: dict[str
 
 def looks(task: Task, seen: Seen) -> dict[str, Any]:
     """All that the judges see of a rank: "2 calls" is what the third one sees."""
-    return {
-        f"{i} {name}": fact(value)
-        for i, judge in enumerate(task.judge)
-        if judge.look
-        for name, value in judge.look(seen).items()
-    }
+    found = {}
+    for i, judge in enumerate(task.judge):
+        with suppress(Stopped):  # of what is missing
+            found |= {f"{i} {name}": fact(value) for name, value in (judge.look(seen) if judge.look else {}).items()}
+    return found
 
 
 def changed(got: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
@@ -400,7 +434,7 @@ def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
     """A finding where all is right on 2 ranks and nothing but 2 ranks."""
     right = {n: _values_hold(task, one) for n in task.worlds if (one := [d for d in done if d.trial.n == n])}
     if len(right) > 1 and right.pop(2, False) and not any(right.values()):
-        return [Finding(Line(False, "works on any number of ranks", "right on 2 ranks only", task.only_two))]
+        return [Finding(Line(False, "works on any number of ranks", "right on 2 ranks only", _ONLY_TWO))]
     return []
 
 

@@ -16,11 +16,10 @@ from manyranks.given import checkpointing as model
 from manyranks.given.checkpointing import HIDDEN, ROWS, Function, Scene, checked
 from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, if_done, values
+from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, by, facts, if_done, values
 from manyranks.grade.learner import Ready
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
-from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch
 
 _NO_SEEDS = "forward draws as many random numbers as the function does, from where they are: no seeds and no fork_rng there"
@@ -35,7 +34,6 @@ _BACK = (
 )
 _ADVICE = (  # what Python and torch say with names of the learner's
     (r"'(Function|Layer)' object has no attribute", "function may be any callable: it need not be a module"),
-    (r"returned an incorrect number of gradients", "backward returns one for each argument of apply, None for what has none"),
     (r"a gradient different than None at", "backward returns one for each argument of apply, in order: None for the function"),
     (r"One of the differentiated Tensors does", "frozen parameters have no gradient: torch.autograd.backward finds the others"),
     (r"a leaf Variable that requires grad|modified by an inplace", "leave x as it is: work on x.detach()"),
@@ -45,7 +43,7 @@ _READY = Ready((f"{model.__name__}.Function",), hint=_YOURSELF)
 _HANDED = _READY._replace(given=(*_READY.given, f"{model.__name__}.Checkpoint"))
 _Task = partial(Task, "04_checkpointing", part=True, ready=_READY)
 _FORWARD = "what forward runs"
-_holds = if_done(lambda seen: seen.results[_FORWARD] != "nothing", partial(at_most, unit=lambda n: size(round(n))))
+_holds = if_done(lambda seen: seen.results[_FORWARD] != "nothing", partial(at_most, unit=as_bytes))
 
 
 def _trains(share: float, what: str, other_x: str = _OTHER_X) -> Judge:
@@ -97,7 +95,7 @@ _LET_GO = "when backward is over, it is not needed any more: save_for_backward l
 _X_ONLY = _both(_holds(0.35, "keeps x and nothing else", "kept", _KEPT), facts(0, "", "gives"))
 _ONCE = "forward runs each function once. Each checkpoint runs its own again when backward comes to it, the last one first"
 checkpoint = _Task(
-    "checkpoint",
+    "checkpoint(function, x)",
     7,
     model.train,
     (
@@ -115,7 +113,6 @@ checkpoint = _Task(
         Scene("a frozen layer in front of a head", "F", given=True, head=True),
     ),
     worlds=(1,),
-    call="checkpoint(function, x)",
     advice=_ADVICE,
     unexplained="the gradient of the result goes back through the second run, once, to its x and to all parameters",
 )
@@ -161,7 +158,7 @@ _CHECKPOINTS = (
 _INPUTS = "what is kept: the inputs of the segments before the last, and all that the last one's layers keep"
 _ONE = "one segment is computed again at a time, and let go when its backward is over"
 checkpoint_sqrt = _Task(
-    "checkpoint_sqrt",
+    "checkpoint_sqrt(checkpoint, layers, x)",
     4,
     _chain,
     (
@@ -174,7 +171,6 @@ checkpoint_sqrt = _Task(
     make=_of_layers,
     more=lambda random: [f"with {(c := random.randint(3, 5)) ** 2 + k * c + random.randint(1, c)} layers" for k in (0, 1)],
     worlds=(1,),
-    call="checkpoint_sqrt(checkpoint, layers, x)",
     ready=_HANDED,
     advice=(
         (r"'Tensor' object is not callable", "checkpoint(function, x): the function comes first"),
@@ -210,7 +206,7 @@ _PARTS = (
 )
 _NO_SCORES = "what is kept: what project and output need for backward, and the core's input; not its scores"
 selective = _Task(
-    "selective",
+    "selective(checkpoint, layer, x)",
     2,
     _attention,
     (
@@ -221,7 +217,6 @@ selective = _Task(
     make=lambda case, rank, n, seed: (seed_of(seed, "begins"), normal((ROWS, HIDDEN), seed)),
     cases=("a layer with attention",),
     worlds=(1,),
-    call="selective(checkpoint, layer, x)",
     ready=_HANDED,
     advice=(
         (
@@ -257,7 +252,7 @@ _TABLE = (
 )
 _EVERY = "where nothing fits, raise ValueError: not even what holds least at each layer is within the budget"
 choose = _Task(
-    "choose",
+    "choose(layers, budget)",
     4,
     _choose,
     (
@@ -270,7 +265,6 @@ choose = _Task(
     more=model.drawn,
     then=lambda case, given, results: model.weighed(case, results["did"], results["chosen"]),
     worlds=(1,),
-    call="choose(layers, budget)",
 )
 
 # Task 5: shares
@@ -313,7 +307,7 @@ _ROUND = by(
     lambda seen: {"ranks": sorted({len(call.ranks) for call in seen.calls})},
 )
 shared_checkpoint = _Task(
-    "shared_checkpoint",
+    "shared_checkpoint(function, x, group)",
     5,
     _shared,
     (
@@ -325,13 +319,11 @@ shared_checkpoint = _Task(
     ),
     make=lambda case, rank, n, seed: model.begun(case, seed, rank // 2 if n == 4 else 0),
     cases=_scenes,
-    call="shared_checkpoint(function, x, group)",
     advice=(
         (r"invalid tensor size|tensor size must", f"the output has t times as many elements as the input; {_GROUP}"),
         (r"'NoneType' object has no attribute '(size|rank)'", "group may be None, for all ranks: ask dist, not the group"),
-        (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
         *_ADVICE,
+        (r"(waits in|to its|called|gave).* all_gather", f"are shares of the same size on all ranks? {_GROUP}"),
     ),
-    guesses=((r"(waits in|to its|called|gave).* all_gather", f"shares have the same size on all ranks; {_GROUP}"),),
     unexplained="x is not what it was, or the random numbers are not: is all as in task 1, but for what is kept of x?",
 )

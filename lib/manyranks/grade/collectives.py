@@ -22,7 +22,7 @@ from manyranks.measure.watch import Watch
 from manyranks.world.trouble import SAME_CHUNK
 
 _EXERCISE = "01_collectives"
-_READY = Ready(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv")
+_READY = Ready(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv", only=("send", "recv"))
 _LARGE, _SMALL = 250_007, 7  # elements: odd, and neither can be cut into 3 equal chunks
 _TREE = "in the round of distance d, each place that is a multiple of 2d sends to place + d, where that exists"
 _RING = "in this ring, rank r sends to rank r − 1 only, modulo N"
@@ -54,7 +54,7 @@ def _called(given: tuple, function: Callable, watch: Watch) -> dict:
     """Calls the learner's function with this rank's tensor, and what else it is given."""
     before, scaled, n = given[0].clone(), watch.scaled, dist.get_world_size()
     result = plain(function(*given))
-    found = {"the input": given[0], "elements divided": watch.scaled - scaled}
+    found: dict = {"elements divided": watch.scaled - scaled}
     found["the input has changed"] = not torch.equal(given[0], before)
     found["the input is also returned"] = isinstance(result, Tensor) and result.data_ptr() == given[0].data_ptr()
     found["the result"] = "a tensor" if isinstance(result, Tensor) else result
@@ -142,7 +142,7 @@ def _bytes(whole: bool, chunks: Chunks) -> Judge:
         return [call.bytes for call in seen.calls if call.op == "send"]
 
     def verdict(trial: Trial, right: Right) -> Verdict:
-        everything = max((seen.results["the input"].nbytes for seen in trial.seen), default=0)
+        everything = trial.case.elements * getattr(torch, trial.case.dtype).itemsize
         for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
             got, must = sent(seen), sent(should)
             if sum(got) != sum(must):
@@ -160,7 +160,7 @@ def _bytes(whole: bool, chunks: Chunks) -> Judge:
 
 
 def _task(
-    name: str, points: float, make: Make, cases: tuple[Call, ...], hint: str, chunks: Chunks, *also: Judge, **more
+    call: str, points: float, make: Make, cases: tuple[Call, ...], hint: str, chunks: Chunks, *also: Judge, **more
 ) -> Task:
     """Makes one of the five tasks.
 
@@ -169,9 +169,9 @@ def _task(
     also: what it's judged by beside
     """
     judge = (
-        _right_values("shard" if name == "ring_all_gather" else "x_E"),
-        _bytes(name == "tree_broadcast", chunks),
-        messages(0.15, "sends its messages to the right ranks", in_order="pairwise" not in name, hint=hint),
+        _right_values("shard" if "shard" in call else "x_E"),
+        _bytes("root" in call, chunks),
+        messages(0.15, "sends its messages to the right ranks", in_order="pairwise" not in call, hint=hint),
         facts(
             0.1,
             "leaves its input as it was",
@@ -182,12 +182,12 @@ def _task(
         *also,
     )
     advice = (
-        ("(to|from) itself", _ITSELF[name == "tree_broadcast"]),
+        ("(to|from) itself", _ITSELF["root" in call]),
         ("is not in this group", "a rank is a number from 0 to N − 1: what does % N do to the others?"),
         ("The size of tensor a|the broadcast shape", more.pop("unlike", f"{SAME_CHUNK} {_CUTS}")),
     )
     more |= {"advice": advice, "more": lambda random: [Call(random.randint(8, 999), cases[0].dtype, random.randint(0, 9))]}
-    return Task(_EXERCISE, name, points, _called, judge, cases, make=make, ready=_READY, only=("send", "recv"), **more)
+    return Task(_EXERCISE, call, points, _called, judge, cases, make=make, ready=_READY, **more)
 
 
 def _divisions(trial: Trial, right: Right) -> Verdict:
@@ -219,7 +219,7 @@ def _with_elements(case: Call, rank: int, n: int, seed: int) -> tuple:
 _OF_THE_WHOLE = "ring_all_gather takes the number of elements of the whole tensor, the same on every rank"
 _ROOTS = Call(_SMALL, "int64", root=-1), Call(_LARGE, "float32"), Call(_SMALL, "int64", root=1)
 tree_broadcast = _task(
-    "tree_broadcast",
+    "tree_broadcast(x_E, root)",
     3,
     _with_root,
     _ROOTS,
@@ -229,7 +229,7 @@ tree_broadcast = _task(
     unexplained="in each round, whoever has the root's tensor sends it, and nobody sends it before it has come",
 )
 ring_all_gather = _task(
-    "ring_all_gather",
+    "ring_all_gather(shard, elements)",
     4,
     _with_elements,
     _WHOLE,
@@ -243,7 +243,7 @@ ring_all_gather = _task(
     unexplained="in each step, print which chunk a rank sends and which one it expects: rank r − 1 has to send that one",
 )
 ring_reduce_scatter = _task(
-    "ring_reduce_scatter",
+    "ring_reduce_scatter(x_E)",
     5,
     _own,
     _WHOLE,
@@ -257,7 +257,7 @@ ring_reduce_scatter = _task(
     unexplained="chunk r starts at rank r − 1, and each rank adds its own term to what comes before it sends the chunk on",
 )
 ring_all_reduce = _task(
-    "ring_all_reduce",
+    "ring_all_reduce(x_E)",
     4,
     _own,
     (Call(_SMALL, "float64"), Call(_LARGE, "float32")),
@@ -268,7 +268,7 @@ ring_all_reduce = _task(
     unexplained="it takes a reduce-scatter, a division by N, and an all-gather: do both rings pass their own checks?",
 )
 pairwise_all_to_all = _task(
-    "pairwise_all_to_all",
+    "pairwise_all_to_all(x_E)",
     4,
     _own,
     _WHOLE,

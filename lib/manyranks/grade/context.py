@@ -22,8 +22,6 @@ _CHANGED = "what was changed of what is given"
 _COPY = "leave what you are given as it is: no operation with _ at its end, no +=, on a tensor of the caller's"
 _ADVICE = (
     ("modified by an inplace operation|a leaf Variable that requires grad", _COPY),
-    ("(must|has to) be contiguous", "what is sent has to be contiguous: x.contiguous()"),
-    ("incorrect number of gradients", "backward returns one for each argument of apply, None for what has none"),
     ("does not require grad and does not have", "backward finds no way back: autograd does not see messages"),
 )
 
@@ -33,8 +31,7 @@ def _handing(*names: str) -> Ready:
 
 
 def _task(call: str, points: float, run: Callable, judge: tuple, cases: Any, advice: tuple = (), **more) -> Task:
-    more = {"call": call, "part": True, "advice": (*advice, *_ADVICE), **more}
-    return Task("07_context", call.partition("(")[0].partition(".")[0], points, run, judge, cases, **more)
+    return Task("07_context", call, points, run, judge, cases, part=True, advice=(*advice, *_ADVICE), **more)
 
 
 def _changed(given: dict[str, Tensor], before: dict[str, Tensor]) -> str:
@@ -289,7 +286,7 @@ _PARTS_OF = (
 )
 _CALL = "Ring.apply(q_SBAD, k_SBGD, v_SBGD, positions, ring, attend_backward)"
 _OWN = _handing("ring", "attend_backward")
-_MORE = {"unexplained": _PARTS_OF, "a_class": True, "ready": _OWN, "make": Case.drawn}
+_MORE = {"unexplained": _PARTS_OF, "ready": _OWN, "make": Case.drawn}
 ring = _task(_CALL, 6, _ring, _RETURNED, _grouped, _CALLED, **_MORE)
 
 # Task 5: all-to-alls

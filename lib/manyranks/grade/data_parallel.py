@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from manyranks.given.data_parallel import Batch, Toy, batch, learning
 from manyranks.given.numbers import drawn
-from manyranks.grade.check import Task
+from manyranks.grade.check import Task, arguments
 from manyranks.grade.judges import Right, Verdict, by, calls, facts, held, in_words, values
-from manyranks.grade.learner import NOTHING_GIVEN, refuse_class
+from manyranks.grade.learner import NOTHING_GIVEN, made, refuse_class
 from manyranks.grade.trial import Seen, Sent, Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch, gradients
@@ -103,19 +103,15 @@ def _by_parameter(among: list[Sent]) -> list[str]:
 _ADVICE = (
     (r"generator didn't yield|'NoneType' object is not an iterator", "no_sync() has to `yield` where its inside is to run"),
     (r"generator didn't stop", "no_sync() has to `yield` once, and no more"),
-    (r"'NoneType' object has no attribute 'wait'", "dist.all_reduce returns something to wait for with async_op=True only"),
     (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b|expected a non-empty list of Tensors", _NONE),
     (r"hook on a tensor that doesn't require grad", "frozen parameters get no gradient: ask parameter.requires_grad"),
     (r"(waits in|to its|called) all_reduce", _LEFT_OUT),
-    (r"a leaf Variable that requires grad", "change parameters under torch.no_grad()"),
     (r"does not have a grad_fn", "inside no_sync() backward must still make gradients"),
+    (arguments("finish|no_sync"), r"the training loop calls model.\1()"),
 )
-_METHODS = tuple((name, f"the training loop calls model.{name}()") for name in ("finish", "no_sync"))
 
 
-def _task(call: str, points: float, run: Callable, judge: tuple, cases: tuple = ("",), name: str = "", **more) -> Task:
-    name, more = name or call.partition("(")[0], {"call": call, "advice": _ADVICE, **more}
-    return Task("02_data_parallel", name, points, run, judge, cases, methods=_METHODS, **more)
+_task = partial(Task, "02_data_parallel", advice=_ADVICE)
 
 
 _A_ROW = max(sum(p.nbytes for p in bucket) for bucket in _buckets(list(Toy(0).parameters())))
@@ -240,17 +236,10 @@ def _train(given: tuple[Toy, list[list[Batch]], bool], kind, watch: Watch) -> di
 
 def _made(kind, module: Toy):
     """The learner's wrapper. Raises Stopped where it is none, or was ready."""
-    refuse_class(kind if isinstance(kind, type) else type(kind), NOTHING_GIVEN)
-    model = kind(module, _FIRST, _CAP)
-    for part in model.modules() if isinstance(model, nn.Module) else [model]:
+    model = made(kind, NOTHING_GIVEN, _OVERLAPPED, ("__call__", "finish"), module, _FIRST, _CAP)
+    for part in model.modules() if isinstance(model, nn.Module) else ():
         if part not in list(module.modules()):
             refuse_class(type(part), NOTHING_GIVEN)
-    for there, lacks, hint in (
-        (callable(model), "cannot be called", "derive the class from torch.nn.Module, and give it a forward()"),
-        (callable(getattr(model, "finish", None)), "has no finish()", "write finish(self) in the class"),
-    ):
-        if not there:
-            raise Stopped(f"{_OVERLAPPED} gave a {type(model).__name__}, which {lacks}", hint)
     return model
 
 
@@ -322,6 +311,6 @@ _WRAPPED = (
     _ROWS_KEPT._replace(verdict=_keeps_little),
 )
 _MEANS = "after finish(), parameter.grad is the mean over the ranks of all that this step's backward passes have added up"
-_BOTH = partial(_task, _OVERLAPPED, run=_train, make=_steps, judge=_WRAPPED, a_class=True, unexplained=_MEANS)
-overlapped = _BOTH(points=6, cases=tuple(_RUNS)[:1])
-no_sync = _BOTH(points=3, cases=tuple(_RUNS)[1:], name="no_sync")
+_BOTH = {"run": _train, "make": _steps, "judge": _WRAPPED, "unexplained": _MEANS}
+overlapped = _task(_OVERLAPPED, 6, cases=tuple(_RUNS)[:1], **_BOTH)
+no_sync = _task(f"{_OVERLAPPED}.no_sync()", 3, cases=tuple(_RUNS)[1:], **_BOTH)

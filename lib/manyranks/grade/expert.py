@@ -91,9 +91,8 @@ def _handed(hint: str) -> Callable:
 
 
 def _task(points: int, call: str, run: Callable, judge: tuple[Judge, ...], cases: Callable, advice: tuple = (), **more) -> Task:
-    name, only_two = call.partition("(")[0].partition(".")[0], "the line above says in which case it went wrong: go through it"
-    more = {"part": True, "ready": _READY, "advice": (*advice, *_ADVICE), "only_two": only_two} | more
-    return Task("08_expert", name, points, run, judge, cases, call=call, **more)
+    more = {"part": True, "ready": _READY, "advice": (*advice, *_ADVICE)} | more
+    return Task("08_expert", call, points, run, judge, cases, **more)
 
 
 _PAIR = "it returns (experts_KT, gates_KT), two tensors [K, T]: choices come first; the experts are int64, the gates float64"
@@ -178,7 +177,8 @@ exchange = _task(
         calls(0.4, "sends one all-to-all in each direction, without a row too many", hint=_ROWS),
     ),
     lambda n: (Case((5, 3, 6, 4)[:n], 3 * n, 2, 3), Case((3, 0, 2, 4)[:n], 2 * n, 1, 5, liked=-1000, strided=True)),
-    **{"a_class": True, "ready": NOTHING_GIVEN, "make": _rows},
+    ready=NOTHING_GIVEN,
+    make=_rows,
     unexplained="forward: dist.all_to_all_single(out, rows, received, sent); backward: the same with the two lists swapped",
 )
 

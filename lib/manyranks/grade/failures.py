@@ -13,16 +13,15 @@ from manyranks.given import disk as disks
 from manyranks.given import failures as given
 from manyranks.given.disk import FOLDER, Disk
 from manyranks.given.failures import PATH, Checkpoints, Job, Odd, Replica, Resume, Roles, Save, Sick, weight
-from manyranks.grade.check import Task
-from manyranks.grade.judges import at_most, facts, little, values
+from manyranks.grade.check import Task, arguments
+from manyranks.grade.judges import as_bytes, at_most, facts, little, values
 from manyranks.grade.learner import Ready, error_of, items, number, pair, plain, tensor, whole
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch
 
 _task = partial(Task, "12_failures", ready=Ready((given.__name__, disks.__name__)))
 _alone = partial(_task, worlds=(1,))
-_at_most = partial(at_most, unit=lambda count: size(int(count)))
+_at_most = partial(at_most, unit=as_bytes)
 
 # Task 1: a save that survives a crash. A rank records what happens to its files; what a power cut leaves of them is seen here.
 
@@ -106,7 +105,7 @@ _then = partial(facts, needs=1)
 _FOLDER = "the folder is a list of names: fsync it, too"
 _ORDER = "all bytes, under another name in the same folder; flush; fsync; only then os.replace"
 atomic_save = _alone(
-    "atomic_save",
+    "atomic_save(path, parts)",
     5,
     _saved,
     (
@@ -118,7 +117,6 @@ atomic_save = _alone(
     make=Save.made,
     then=_cut,
     cases=(Save(False), Save(True)),
-    call="atomic_save(path, parts)",
     advice=(
         ("Invalid cross-device link", "a rename works within one file system: put the temporary file next to the real one"),
         ("Parent directory /checkpoints", "give torch.save a file that you have opened, not a path: you have to fsync it"),
@@ -143,7 +141,7 @@ def _often(case: Job, function: Callable, watch: Watch) -> dict:
 
 
 how_often = _alone(
-    "how_often",
+    "how_often(seconds, copy, write, restart, gpu_mtbf, gpus, beside)",
     3,
     _often,
     (
@@ -152,7 +150,6 @@ how_often = _alone(
     ),
     cases=given.JOBS,
     more=given.drawn_jobs,
-    call="how_often(seconds, copy, write, restart, gpu_mtbf, gpus, beside)",
 )
 
 # Task 3: an exact resume
@@ -195,7 +192,7 @@ def _resumed(given: tuple, kind: Any, watch: Watch) -> dict:
 
 
 loader = _task(
-    "Loader",
+    "Loader(samples, batch, seed, rank, ranks, ahead)",
     5,
     _resumed,
     (
@@ -207,12 +204,10 @@ loader = _task(
     make=Resume.made,
     cases=given.RESUMES,
     worlds=(2,),
-    call="Loader(samples, batch, seed, rank, ranks, ahead)",
-    a_class=True,
-    methods=(
-        ("Loader", "derive it from Batches"),
-        ("state", "the check calls loader.state()"),
-        ("load_state", "the check calls loader.load_state(state)"),
+    advice=(
+        (arguments("Loader"), "derive it from Batches"),
+        (arguments("state"), "the check calls loader.state()"),
+        (arguments("load_state"), "the check calls loader.load_state(state)"),
     ),
     unexplained="step s uses places s · batch to (s + 1) · batch of all epochs, one after another, on any number of ranks",
 )
@@ -239,7 +234,7 @@ def _per_checkpoint(case: Checkpoints, given: tuple, found: Mapping[str, Any]) -
 _READS = "a rank reads files[rank::n] of the newest checkpoint, then of the one before, and no more once one is whole"
 _READ = "it has read {got} per checkpoint that has to be looked at; {right} are enough"
 newest_whole = _task(
-    "newest_whole",
+    "newest_whole(manifests)",
     4,
     _newest,
     (
@@ -251,8 +246,6 @@ newest_whole = _task(
     then=_per_checkpoint,
     cases=given.CHECKPOINTS,
     more=given.drawn_checkpoints,
-    only_two="on 2 ranks, one message reaches everyone; on 3, every rank needs the flags of all others",
-    call="newest_whole(manifests)",
     unexplained="whole: each file of the manifest is there, is as long as it says, and has that crc32",
     advice=(
         ("FileNotFoundError", "a file may be missing, and only the rank that reads it sees that: catch OSError there"),
@@ -272,7 +265,7 @@ def _odd(parameters: list[torch.Tensor], function: Callable, watch: Watch) -> di
 
 _DIGEST = "a crc32 of all bytes says whether two replicas are equal: 8 bytes per rank, in one all-gather"
 odd_ones = _task(
-    "odd_ones",
+    "odd_ones(parameters)",
     4,
     _odd,
     (
@@ -281,8 +274,6 @@ odd_ones = _task(
     ),
     make=Odd.made,
     cases=given.ODDS,
-    call="odd_ones(parameters)",
-    only_two="on 2 ranks nobody can tell who is wrong; look at 3",
     unexplained="compare bits, not numbers; the majority is more than half of the ranks, and without one all are suspect",
     advice=(("(unsupported|Unsupported).*BFloat16|ScalarType BFloat16", "numpy has no bfloat16: view(torch.uint8) first"),),
 )
@@ -303,7 +294,7 @@ def _stepped(given: tuple[Replica, torch.Tensor, str, int], function: Callable, 
 
 _BACK = "who's back takes weights, moments and the counter from one healthy rank; without one nobody sends them"
 quorum_step = _task(
-    "quorum_step",
+    "quorum_step(replica, gradient_P, role, least)",
     5,
     _stepped,
     (
@@ -312,8 +303,6 @@ quorum_step = _task(
     ),
     make=Roles.made,
     cases=given.quorums,
-    only_two="on 2 ranks, there is one other rank; on 3, roles and gradients of all others count",
-    call="quorum_step(replica, gradient_P, role, least)",
     unexplained="the mean is over healthy ranks only; who is back gets all of a healthy one first; then all take the step",
 )
 
@@ -334,7 +323,7 @@ def _read(log: list, function: Callable, watch: Watch) -> dict:
 
 _found = partial(values, alone=True, part=True)
 autopsy = _alone(
-    "autopsy",
+    "autopsy(log)",
     4,
     _read,
     (
@@ -346,5 +335,4 @@ autopsy = _alone(
     make=lambda case, rank, n, seed: given.log(case.seed),
     cases=(Sick(1), Sick(2), Sick(3)),
     more=lambda random: [Sick(random.randrange(10, 10**9)) for _ in range(4)],
-    call="autopsy(log)",
 )

@@ -16,12 +16,12 @@ from manyranks.given import kernels as given
 from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Tile, Tokens, Window, without_triton
 from manyranks.given.numbers import normal, whole
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, at_most, facts, values
+from manyranks.grade.judges import Judge, as_bytes, at_most, facts, values
 from manyranks.grade.learner import Ready, plain, tensor
 from manyranks.grade.learner import whole as whole_number
+from manyranks.grade.trial import Again
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.kernel import Counted, OutOfBounds, bank_conflicts, count
-from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch, gradient
 from manyranks.theory.blocks import WARP
 
@@ -96,8 +96,8 @@ def _drawn(case: Any, seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [normal(shape, seed, case, i, dtype=torch.float32) for i, shape in enumerate(shapes)]
 
 
-def _kernel_task(name: str, points: float, names: tuple[str, ...], facts: Callable, judge: tuple, **more) -> Task:
-    return _task(name, points, _launched, judge, again=partial(_again, names, facts), **more)
+def _kernel_task(call: str, points: float, names: tuple[str, ...], facts: Callable, judge: tuple, **more) -> Task:
+    return _task(call, points, _launched, judge, then=Again(partial(_again, names, facts)), **more)
 
 
 def _moves(share: float, what: str, names: str, hint: str = "") -> Judge:
@@ -110,7 +110,7 @@ def _moves(share: float, what: str, names: str, hint: str = "") -> Judge:
 
 _TILE = "each load and each store: along the last axis of a tile, neighboring lanes need neighboring addresses"
 copy_rows = _kernel_task(
-    "copy_rows",
+    "copy_rows(x_RC)",
     4,
     ("the copy",),
     lambda case, counted: {"contiguous": counted.result[0].is_contiguous()} | _sectors(case, counted),
@@ -121,7 +121,6 @@ copy_rows = _kernel_task(
     ),
     cases=(Matrix(64, 96, even=True), Matrix(45, 70)),
     make=lambda case, rank, n, seed: (_drawn(case, seed, (case.columns, case.rows))[0].T,),
-    call="copy_rows(x_RC)",
     unexplained="tile [i, j] of x goes to [i, j] of out, and a mask cuts off what lies beyond R and C",
 )
 
@@ -135,7 +134,7 @@ def _columns(case: Matrix, rank: int, n: int, seed: int) -> tuple[Tensor]:
 
 
 softmax_columns = _kernel_task(
-    "softmax_columns",
+    "softmax_columns(x_RC)",
     3,
     ("the result",),
     lambda case, counted: _bytes(case, counted) | _sectors(case, counted),
@@ -146,7 +145,6 @@ softmax_columns = _kernel_task(
     ),
     cases=(Matrix(24, 64, even=True), Matrix(37, 50)),
     make=_columns,
-    call="softmax_columns(x_RC)",
     unexplained="exp(x − the column's maximum) ÷ their sum over the column; rows beyond R must not count",
 )
 
@@ -170,7 +168,7 @@ _BUDGET = "the programs ask for itemsize · (M·K·⌈N/columns⌉ + N·K·⌈M/
 _SHARED = "a step holds (rows + columns) · step · itemsize bytes: a smaller step leaves room for larger tiles"
 _over = partial(at_most, says="{got} {name}", unit="{:,}".format)
 product = _kernel_task(
-    "product",
+    "product(a_MK, b_NK, budget, shared)",
     5,
     ("the product",),
     _within,
@@ -185,7 +183,6 @@ product = _kernel_task(
         Product(64, 64, 64, 24_576, 4_096, torch.float16),
     ),
     make=_factors,
-    call="product(a_MK, b_NK, budget, shared)",
     unexplained="out[i, j] is the sum over k of a[i, k] · b[j, k]; k beyond K must not count",
 )
 
@@ -198,7 +195,7 @@ def _of_loss(case: Tokens, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor
 
 
 loss = _kernel_task(
-    "loss",
+    "loss(hidden_TH, weight_VH, targets_T, z)",
     5,
     ("the losses",),
     _bytes,
@@ -216,7 +213,6 @@ loss = _kernel_task(
     ),
     cases=(Tokens(37, 100, 24, 0.01, 6.0), Tokens(32, 70, 16, 0.5, 0.2)),  # logits of ±100, and small ones
     make=_of_loss,
-    call="loss(hidden_TH, weight_VH, targets_T, z)",
     unexplained="lse is the maximum + log of the sum of exp(logit − maximum); the loss is lse − target's logit + z · lse²",
 )
 
@@ -230,7 +226,7 @@ def _heads(case: Window, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, 
 
 _PASS = "one loop over the keys, with K and V loaded once in it, from the first tile that its queries see to the last one"
 attend = _kernel_task(
-    "attend",
+    "attend(q_ASD, k_ASD, v_ASD, window)",
     6,
     ("the output", "the log-sum-exp"),
     _bytes,
@@ -242,7 +238,6 @@ attend = _kernel_task(
     ),
     cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 17), Window(2, 48, 16, 3)),
     make=_heads,
-    call="attend(q_ASD, k_ASD, v_ASD, window)",
     unexplained="query i sees keys i − window + 1 to i, scores are q · k / √D; where none was seen yet, −inf − (−inf) is NaN",
 )
 
@@ -275,9 +270,9 @@ def _both_passes(given: tuple[int, list[Tensor]], kind: Any, watch: Watch) -> di
 
 _ROOM = 600_000  # bytes: a tile of keys for all queries at once, a few times, and no tile for every pair of tiles
 _SAVED = "save q, k, v, the output and the log-sum-exp, with ctx.save_for_backward, and nothing else"
-_less = partial(at_most, says="{name}: {got}; {right} is enough", unit=lambda n: size(int(n)))
+_less = partial(at_most, says="{name}: {got}; {right} is enough", unit=as_bytes)
 attention = _task(
-    "Attention",
+    "Attention.apply(q_ASD, k_ASD, v_ASD, tile)",
     5,
     _both_passes,
     (
@@ -293,8 +288,6 @@ attention = _task(
     ),
     cases=(Heads(2, 256, 8, 16), Heads(1, 41, 5, 16)),
     make=lambda case, rank, n, seed: (case.tile, [normal((case.heads, case.rows, case.head), seed, case, i) for i in range(4)]),
-    call="Attention.apply(q_ASD, k_ASD, v_ASD, tile)",
-    a_class=True,
     ready=Ready(),
     advice=(
         (r"forward\(\) (takes|missing)", "the check calls Attention.apply(q, k, v, tile): forward gets ctx first"),
@@ -330,7 +323,7 @@ def _conflicts(case: Tile, given_: Tile, results: dict) -> dict:
 _BANKS = "word w lies in bank w mod 32: the 32 lanes of a warp need 32 different banks, along a row and down a column"
 _turns = partial(at_most, says="{got} {name}; {right} is enough")
 unsick = _task(
-    "unsick",
+    "unsick(i, j, columns)",
     2,
     _addresses,
     (
@@ -342,6 +335,5 @@ unsick = _task(
     cases=(Tile(32), Tile(64)),
     more=given.drawn_tiles,
     then=_conflicts,
-    call="unsick(i, j, columns)",
     ready=Ready((given.__name__,)),
 )

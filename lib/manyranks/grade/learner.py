@@ -6,10 +6,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from itertools import islice
 from numbers import Integral, Real
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -44,10 +44,16 @@ YOURSELF = "write it yourself: the text above says all that it needs"
 
 
 class Ready(NamedTuple):
-    """given: what the task hands out of this library's modules, classes and functions; hint: what to do instead of a call."""
+    """What an answer may call.
+
+    given: what the task hands out of this library's modules, classes and functions
+    hint: what to do instead of another call
+    only: the operations it is built from, where others give no points at all
+    """
 
     given: tuple[str, ...] = ()
     hint: str = YOURSELF
+    only: tuple[str, ...] = ()
 
 
 NOTHING_GIVEN = Ready()
@@ -126,6 +132,48 @@ def refuse_itself(answer, ready: Ready) -> None:
     name = f"{getattr(answer, '__module__', '')}.{getattr(answer, '__qualname__', type(answer).__qualname__)}"
     if _is_ready(name, ready):
         raise Stopped(f"{name} is not allowed", ready.hint)
+
+
+def made(kind, ready: Ready, call: str, methods: Iterable[str], *args, **kwargs):
+    """What the learner's class makes of the arguments. Raises Stopped where it was ready, or lacks a method."""
+    refuse_class(kind if isinstance(kind, type) else type(kind), ready)
+    answer = kind(*args, **kwargs)
+    refuse_class(type(answer), ready)
+    for name in methods:
+        if not callable(getattr(answer, name, None)):
+            raise Stopped(f"{call} gave a {type(answer).__name__}, which has no {name}()", f"write {name} in the class")
+    return answer
+
+
+@contextmanager
+def checked(kind, fits: dict[str, Callable[..., bool]]) -> Iterator[None]:
+    """Inside, Stopped is raised where the learner's class calls an answer to an earlier task that is wrong.
+
+    fits: its name -> whether a result fits, of the result and the arguments; a helper of this name has others, and fits
+    """
+    functions = [kind, *(value for base in getattr(kind, "__mro__", ()) for value in vars(base).values())]
+    theirs = [f for f in functions if isinstance(f, FunctionType) and not f.__module__.startswith((_PYTORCH, _LIBRARY))]
+    spaces = {id(f.__globals__): f.__globals__ for f in theirs}.values()
+    before = [(names, name, names[name]) for names in spaces for name in fits if isinstance(names.get(name), FunctionType)]
+    for names, name, function in before:
+        names[name] = _with_check(name, function, fits[name])
+    try:
+        yield
+    finally:
+        for names, name, function in before:
+            names[name] = function
+
+
+def _with_check(name: str, function: Callable, fits: Callable[..., bool]) -> Callable:
+    @wraps(function)
+    def call(*args, **kwargs):
+        result = function(*args, **kwargs)
+        if not kwargs and not fits(result, *args):
+            what = f"the {name} that is called here does not return what it must"
+            raise Stopped(what, f"your {name} does not pass its own check: mend it first; call a helper by another name")
+        return result
+
+    return call
 
 
 def _is_ready(name: str, ready: Ready) -> bool:

@@ -26,8 +26,7 @@ _ADVICE = (
     (r"attribute '__(self|closure|wrapped|code)__'", "nobody can look into the device: what it does is read off clock()"),
     (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
 )
-_ON_PAPER = "the line above says in which case it went wrong: go through this case on paper"
-_task = partial(Task, "09_mfu", part=True, ready=_READY, advice=_ADVICE, only_two=_ON_PAPER)
+_task = partial(Task, "09_mfu", part=True, ready=_READY, advice=_ADVICE)
 _alone = partial(_task, worlds=(1,))
 
 # Numbers: what a learner's function returns, and what is said of it
@@ -91,7 +90,7 @@ _ATTENTION = "each row times hidden × hidden, twice hidden × (kv_heads · hidd
 _SCORES = "in each layer and sequence two products: seq × hidden × seq and seq × seq × hidden, all heads together"
 _MLP = "an MLP has 2 or 3 products of hidden × ffn; with experts, top_k + shared_experts of 2 or 3 of hidden × expert_ffn"
 forward_flops = _alone(
-    "forward_flops",
+    "forward_flops(m, batch, seq, predicted)",
     4,
     _forward,
     (
@@ -107,7 +106,6 @@ forward_flops = _alone(
         Pass(Model(3, 30, 5, 5, 36, False, 41, 3), 4, 10, 1),
     ),
     more=given.drawn_passes,
-    call="forward_flops(m, batch, seq, predicted)",
 )
 
 # Task 2: a step of training
@@ -128,7 +126,7 @@ def _step(case: Step, function: Callable, watch: Watch) -> dict:
 
 
 step_flops = _alone(
-    "step_flops",
+    "step_flops(layers, head, recompute, flash)",
     4,
     _step,
     (
@@ -142,7 +140,6 @@ step_flops = _alone(
         *(_learning("full", True, 165888), _learning("selective", False, 186624)),
     ),
     more=given.drawn_steps,
-    call="step_flops(layers, head, recompute, flash)",
     unexplained="products: forward 1, backward 2 where the layer learns, 1 where only a layer before it does, 0 before the "
     "first that learns. scores: 1, and 2 where backward comes. head: 3. hardware adds what recompute and flash run again where "
     "backward comes",
@@ -169,7 +166,7 @@ _GPT2 = GPTConfig(2, 20, 4, 36, 44, 13, style="gpt2", tied=True)
 _CONVENTIONS = {"full": 0.3, "causal": 0.25, "parameters": 0.2, "palm": 0.25}
 _TIED = "where the head is tied, its matrix stands in run.shapes once, as embedding.tokens.weight"
 mfu = _alone(
-    "mfu",
+    "mfu(run, sheet, convention)",
     4,
     _mfu,
     tuple(_amounts(part, f'the share under "{name}"', f'"{name}"', _SHARE) for name, part in _CONVENTIONS.items()),
@@ -181,7 +178,6 @@ mfu = _alone(
     ),
     make=_run,
     more=partial(given.drawn_jobs, conventions=tuple(_CONVENTIONS), make=GPTConfig),
-    call="mfu(run, sheet, convention)",
     advice=(
         (r"KeyError: 'head\.projection\.weight'", _TIED),
         (r"KeyError: 'embedding\.positions\.weight'", "only models in GPT-2's style have learned positions"),
@@ -214,7 +210,7 @@ def _timed(work: given.Work, function: Callable, watch: Watch) -> dict:
 
 _EACH = "one number for each measurement, its seconds: in each of them another rank may be the slowest"
 time_it = _task(
-    "time_it",
+    "time_it(launch, synchronise, clock, warmup, repeats, inner)",
     4,
     _timed,
     (
@@ -225,7 +221,6 @@ time_it = _task(
     make=given.work,
     cases=(Timing(3, 9, 5), Timing(2, 10, 3)),
     more=given.drawn_timings,
-    call="time_it(launch, synchronise, clock, warmup, repeats, inner)",
     unexplained="warm up, synchronise; `repeats` times: clock, `inner` launches, synchronise, clock; the difference ÷ inner; "
     "the largest of all ranks, measurement by measurement; the median of these",
 )
@@ -247,7 +242,7 @@ def _budget(trace: given.Trace, function: Callable, watch: Watch) -> dict:
 _ADDS_UP = "each moment of the step belongs to one part: none twice, none to nobody, and no part is below 0"
 _MOMENT = "one number for each call is enough: the moment at which this rank came to it"
 time_budget = _task(
-    "time_budget",
+    "time_budget(spans, arrived, step, zero)",
     5,
     _budget,
     (
@@ -260,7 +255,6 @@ time_budget = _task(
     make=lambda case, rank, n, seed: given.traces(case, n, 1 + seed_of(seed) % 64 / 64 * bool(seed))[rank],
     cases=given.STEPS,
     more=given.drawn_traces,
-    call="time_budget(spans, arrived, step, zero)",
     unexplained="each moment of the step belongs to the innermost span that covers it; of a wait, what is before the last "
     'rank\'s moment is waiting, the rest communication; "calls" and what is not covered is python',
 )
@@ -291,7 +285,7 @@ _FUSED = (
     "and writes what is read behind it or needed; ÷ bandwidth"
 )
 lost_time = _alone(
-    "lost_time",
+    "lost_time(operators, needed, peak, bandwidth)",
     3,
     _losses,
     (
@@ -300,5 +294,4 @@ lost_time = _alone(
     ),
     cases=given.CHAINS,
     more=given.drawn_chains,
-    call="lost_time(operators, needed, peak, bandwidth)",
 )

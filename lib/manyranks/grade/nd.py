@@ -33,10 +33,9 @@ from manyranks.given.nd import (
 from manyranks.given.numbers import normal, uneven
 from manyranks.grade import nd_plan, trial
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, at_most, facts, sent, values
+from manyranks.grade.judges import Judge, as_bytes, at_most, facts, sent, values
 from manyranks.grade.learner import limited, noted, whole
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import size
 from manyranks.measure.watch import ALL_MAKE_ALL, Watch, groups_compared
 
 __all__ = ["sick"]  # beside the tasks
@@ -44,7 +43,6 @@ _EXERCISE = "10_nd_parallel"
 _ADVICE = (
     (r"KeyError: '(dp|pp|cp|tp|ep)'", "sizes has only some axes, in any order: ask it which ones, no name stands for sure"),
     (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
-    (r"'(float|Tensor)' object cannot be interpreted as an integer", "whole numbers: // in place of /"),
 )
 
 
@@ -75,8 +73,7 @@ def _task(
                 raise Stopped(f"{call} returned {kind_of(answer)}: {answer!r:.60}", form) from None
         return found
 
-    name, more = call.partition("(")[0], {"advice": _ADVICE} | more
-    return Task(_EXERCISE, name, points, run, judge, cases, (1,), call, part=True, **more)
+    return Task(_EXERCISE, call, points, run, judge, cases, (1,), part=True, **{"advice": _ADVICE} | more)
 
 
 def _number(value) -> int:
@@ -211,7 +208,7 @@ def _jobs(n: int) -> list[Sizes]:
 
 average = Task(
     _EXERCISE,
-    "average",
+    "average(sizes, weights)",
     5,
     _average,
     (
@@ -222,7 +219,6 @@ average = Task(
     _jobs,
     make=_gradients,
     worlds=(6, 8),
-    call="average(sizes, weights)",
     part=True,
     unexplained="partial: the sum over tp; then all: the sum over the ranks of dp × cp, divided by their number",
     advice=((r"torch\.distributed's new_group", ALL_MAKE_ALL), *_ADVICE),
@@ -235,7 +231,7 @@ _SENDS = {
     "hint": "try all orders: of each axis, the share of ranks whose next one in the ring is on another node, times its bytes; "
     "that with the smallest sum",
     "says": "{name}, a rank sends {got} from node to node in your order; {right} are enough",
-    "unit": lambda count: size(round(count)),
+    "unit": as_bytes,
 }
 place = _task(
     3,

@@ -104,7 +104,7 @@ def _fits(trial: Trial, right: Right) -> Verdict:
 
 plan = Task(
     "10_nd_parallel",
-    "plan",
+    "plan()",
     4,
     _plan,
     (
@@ -116,7 +116,6 @@ plan = Task(
     cases=("llama3-70b on 1,024 GPUs",),
     worlds=(1,),
     then=_judged,
-    call="plan()",
     part=True,
     ready=Ready(
         given=tuple(f"manyranks.theory.{name}" for name in ("plan", "cluster", "hardware", "shapes")),

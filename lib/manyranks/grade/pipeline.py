@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.given.pipeline import EARLY, HIDDEN, WAITS, WHY, Case, Stage, facts_of, half_loss_of, loss_of
-from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, around, at_most, by, facts, failure, parting, sent, values
+from manyranks.grade.check import Task, arguments
+from manyranks.grade.judges import Judge, Right, Verdict, around, as_bytes, at_most, by, facts, failure, parting, sent, values
 from manyranks.grade.learner import Ready, error_of, items, named, noted, plain
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.journal import Stopped
-from manyranks.measure.prints import Fact, same, size
+from manyranks.measure.prints import Fact, same
 from manyranks.measure.watch import Watch, gradients
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.schedules import KINDS
@@ -109,7 +109,7 @@ _PAIRS = 'return a list of pairs, the kind and the micro-batch, counted from 0: 
 _HOLDS = facts(0.4, "holds min(m, p − rank) micro-batches", "holds", _AHEAD)._replace(needs=1)
 _IN_ALL = facts(0.25, "with this memory, waits (p − 1)(F + B) in all", f"^{WAITS}", _AHEAD)._replace(needs=2)
 one_f_one_b = _table_task(
-    name="one_f_one_b",
+    call="one_f_one_b(p, m, rank)",
     points=4,
     run=_of_each_rank("one_f_one_b", 2, _PAIRS),
     judge=(
@@ -123,7 +123,6 @@ one_f_one_b = _table_task(
     more=lambda random: [
         Case(p := random.randint(5, 9), random.randint(m, p * n)) for m, n in ((5, 3), (5, 3), (1, 1), (1, 1))
     ],
-    call="one_f_one_b(p, m, rank)",
 )
 
 _OF_STAGES = "rank r warms up with 2(p − 1 − r) + (v − 1)p forwards, then does one forward and one backward in turn"
@@ -131,7 +130,7 @@ _TRIPLES = 'return a list of triples, the kind, the stage and the micro-batch: [
 
 
 interleaved = _table_task(
-    name="interleaved",
+    call="interleaved(p, m, v, rank)",
     points=4,
     run=_of_each_rank("interleaved", 3, _TRIPLES),
     judge=(
@@ -142,7 +141,6 @@ interleaved = _table_task(
     ),
     cases=(Case(2, 4, 2), Case(4, 8, 2), Case(3, 6, 3), Case(4, 4, 2), Case(8, 16, 2), Case(1, 3, 2)),
     more=lambda random: [Case(p := random.randint(3, 7), p * random.randint(1, 4), random.randint(2, 4)) for _ in range(3)],
-    call="interleaved(p, m, v, rank)",
 )
 
 
@@ -160,7 +158,7 @@ def _under_a_cap(case: Case, function: Callable, watch: Watch) -> dict:
 
 _CAPS = Case(4, 8, cap=4), Case(4, 12, cap=7), Case(4, 8, cap=5), Case(4, 6, cap=2), Case(3, 2, cap=3), Case(1, 3, cap=1)
 under_a_cap = _table_task(
-    name="under_a_cap",
+    call="under_a_cap(p, m, cap, times)",
     points=5,
     run=_under_a_cap,
     judge=(
@@ -174,7 +172,6 @@ under_a_cap = _table_task(
     more=lambda random: [
         Case(p := random.randint(3, 5), random.randint(2 * p, 3 * p), cap=k * p - e) for k, e in ((1, 0), (2, 1), (1, 1))
     ],
-    call="under_a_cap(p, m, cap, times)",
 )
 
 # Task 2: a step
@@ -246,7 +243,7 @@ _UNLIKE = "only the last rank divides, by m = len(shapes); others go back by y.b
 _LATER = "a rank waits for what comes later: receive when the table comes to an action that needs it, wait for sends at the end"
 _HELD = "holds {name} of {got} micro-batches; with this table it holds {right}"
 train_step = _task(
-    "train_step",
+    "train_step(stage, actions, shapes, inputs, targets, loss_fn)",
     7,
     _train_step,
     (
@@ -257,9 +254,8 @@ train_step = _task(
     ),
     make=_of_stage,
     cases=(_GPIPE, "1F1B's table", _UNEQUAL),
-    call="train_step(stage, actions, shapes, inputs, targets, loss_fn)",
     ready=Ready(tuple(f"{Stage.__module__}.{name}" for name in ("Stage", "loss_of", "half_loss_of"))),
-    guesses=((r"waits in (send|recv)", _LATER),),
+    advice=((r"waits in (send|recv)", _LATER),),
     unexplained=_UNLIKE,
 )
 
@@ -318,9 +314,9 @@ def _split(own: tuple[list[nn.ModuleList], list[list[Tensor]]], kind: Callable, 
 _PRODUCTS = "F and I are one product a layer, W one for each weight that learns: neither goes through the layers again"
 _NEEDED = "after F the layers' inputs and y are needed, after I the inputs and dz, after W nothing; no result leads to a graph"
 _LAYERS = "I goes from the last layer to the first: dz = g * (1 - y * y), then g = dz @ weight; W adds dzᵀ @ x and Σ dz"
-_MORE = {"room": 2048, "says": "{name} more than before F is {got}; right is {right}", "unit": lambda n: size(round(n))}
+_MORE = {"room": 2048, "says": "{name} more than before F is {got}; right is {right}", "unit": as_bytes}
 split = _table_task(
-    name="Split",
+    call="Split(layers)",
     then=None,
     points=4,
     run=_split,
@@ -332,8 +328,6 @@ split = _table_task(
     ),
     make=_stacks,
     cases=(*_SINGLE, "several micro-batches, a frozen weight and a frozen bias"),
-    call="Split(layers)",
-    a_class=True,
-    methods=tuple((call.partition("(")[0], f"the check calls .{call}") for _, call, _ in _HALVES),
+    advice=tuple((arguments(call.partition("(")[0]), f"the check calls .{call}") for _, call, _ in _HALVES),
     unexplained=_LAYERS,
 )

@@ -40,7 +40,7 @@ _WHOM = "rank r sends to (r + by) % N and receives from (r − by) % N, also whe
 _ONCE = "x is sent once, to one rank, and one tensor is received; if the shift leads back to the rank, nothing is sent"
 _SHIFTS = (Shift(5, 1), Shift(6, 2), Shift(4, -1), Shift(3, 4), Shift(7, 3))
 shift = _task(
-    "shift",
+    "shift(x, by)",
     5,
     _shift,
     (
@@ -52,9 +52,7 @@ shift = _task(
     make=lambda case, rank, n, seed: (normal((case.elements,), seed, case, rank), case.by),
     cases=_SHIFTS,
     more=lambda random: [Shift(random.randint(2, 99), random.randint(-9, 9))],
-    only=("send", "recv"),
-    call="shift(x, by)",
-    ready=Ready(hint="write it with dist.send and dist.recv"),
+    ready=Ready(hint="write it with dist.send and dist.recv", only=("send", "recv")),
     unexplained="the result is the tensor that the rank `by` places before has sent: return that one",
     advice=(
         ("is not in this group", "a rank is a number from 0 to N − 1: what does % N do to the others?"),
@@ -87,7 +85,7 @@ _READ = {
     "C": "the line about calls that diverge: which rank makes a different call from the other three?",
 }
 culprits = _task(
-    "culprits",
+    "culprits()",
     3,
     _culprits,
     tuple(
@@ -104,7 +102,6 @@ culprits = _task(
     ),
     worlds=(1,),
     part=True,
-    call="culprits()",
     ready=Ready(hint="read the reports, and write down three numbers"),
 )
 
@@ -119,13 +116,10 @@ def _fit(given: tuple[list[int], list[list[float]]], function: Callable, watch: 
 
 
 fit = _task(
-    "fit",
+    "fit(sizes, seconds)",
     4,
     _fit,
-    (
-        values(0.5, "finds α", "α", alone=True, part=True),
-        values(0.5, "finds β", "β", alone=True, part=True),
-    ),
+    (values(0.5, "finds α", "α", alone=True, part=True), values(0.5, "finds β", "β", alone=True, part=True)),
     cases=(
         Times(14e-6, 50e9, (1, 1_000, 100_000, 10_000_000)),
         Times(3e-6, 450e9, (4_000_000, 64, 250_000)),
@@ -135,6 +129,5 @@ fit = _task(
     more=given.drawn_times,
     worlds=(1,),
     part=True,
-    call="fit(sizes, seconds)",
     unexplained="two different sizes n and m have the smallest times t and u: β = (m − n) / (u − t), α = t − n / β",
 )

@@ -8,13 +8,14 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from manyranks.given.tensor import STRIDED, nodes, untouched
+from manyranks.given.tensor import STRIDED, untouched
 from manyranks.grade.judges import WAIT, Judge, Right, Verdict, at_most, by
 from manyranks.grade.learner import Ready, refuse_class, tensor
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import listed, size
 from manyranks.measure.watch import Watch, gradients
+from manyranks.parallel.recomputation import nodes_of
 
 READY = Ready(("manyranks.given.tensor.f", "manyranks.given.tensor.g"))
 GRAPH = (
@@ -54,14 +55,14 @@ _SUMS = (
 )
 _NONE_DROPPED = "nothing was dropped: F.dropout(y, p) or a mask, also where the module is not asked for training"
 _READ = "the masks are read off the result: put that right first"
-_ODDS = "an element is dropped with probability p, by itself, and those that stay are divided by 1 − p"
-_TOGETHER_DROPPED = "each element is dropped or kept by itself: a mask has one number per position, sequence and feature"
+_ODDS = "each element is dropped with probability p, whatever happens to others, and those that stay are divided by 1 − p"
+_TOGETHER_DROPPED = "each element is dropped or kept alone: a mask has one number per position, sequence, and feature"
 _AGAIN = (
     "the same seed has to give the same mask, however often it is used: a generator of its own, made from the seed, each time"
 )
 _SAME_RANKS = (
-    "each rank has other positions, so its mask has to be another one: with one seed, or one random state, on all ranks they "
-    "are alike, and positions of different ranks lose the same elements"
+    "each rank has other positions, so it needs a mask of its own: with one seed, or one random state, on all ranks, positions "
+    "of different ranks lose the same elements"
 )
 _SAME_SEEDS = "each step has a seed of its own, which has to count"
 _COLLIDES = (
@@ -152,7 +153,7 @@ def masks_differ(trial: Trial, right: Right) -> Verdict:
                 each = " in each mask" if abs(apart[0]) <= _SURE else ""
                 return Verdict(False, f"rank {rank} dropped {mean:.3g} % of the elements{each}; p is {100 * p:g} %", _ODDS)
             if max(apart[1:]) > _SURE:
-                return Verdict(False, f"rank {rank} dropped elements together, not each by itself", _TOGETHER_DROPPED)
+                return Verdict(False, f"rank {rank} dropped elements together, not each alone", _TOGETHER_DROPPED)
     return Verdict(True)
 
 
@@ -206,7 +207,7 @@ def through(
     watch.mark("forward")
     y = result_of(module(*inputs.values(), *others), next(iter(inputs.values())))
     if weighs:
-        watch.weigh(*weighs, module, *nodes(y))
+        watch.weigh(*weighs, module, *nodes_of([y]))
     watch.mark("backward")
     y.backward(up)
     given = {" and ".join(inputs): untouched([one.detach() for one in inputs.values()], before)}

@@ -51,6 +51,12 @@ Make = Callable[[Any, int, int, int], Any]  # case, rank, number of ranks, seed 
 Then = Callable[[Any, Any, Mapping[str, Fact]], dict]
 
 
+class Again(NamedTuple):
+    """Makes results on a rank that runs nothing of the learner's, and gets other numbers."""
+
+    then: Then
+
+
 @dataclass
 class Budget:
     """Of one submission. left: seconds that its code may take in all; late: how many of its checks took too long."""
@@ -74,6 +80,13 @@ class Sent(NamedTuple):
     ranks: tuple[int, ...]
 
 
+class _Results(dict):
+    """Results by name. Raises Stopped for one that the script always returns, and that a rank has left out."""
+
+    def __missing__(self, name: str) -> None:
+        raise Stopped(f"{name} is missing", "leave what you are given as it is")
+
+
 @dataclass(frozen=True)
 class Seen:
     """One rank's part of a run. results: what the script returned, by name; held: live bytes each time that it weighed.
@@ -86,6 +99,9 @@ class Seen:
     calls: list[Sent] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     peak: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "results", _Results(self.results))
 
     def marks(self, begins: str = "") -> list[str]:
         """What the script marked, in order, where it begins like this."""
@@ -183,13 +199,13 @@ def trials(
     return done
 
 
-def ran_again(found: list[Trial], again: Then, make: Make) -> list[Trial]:
+def ran_again(found: list[Trial], again: Again, make: Make) -> list[Trial]:
     """Trials with what comes of their results on a rank that has run nothing of the learner's, and gets other numbers."""
     fences = {"confined": confined} if confined else {}
     with World(1, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
         world.patience = PATIENCE
         own = [replace(one, given=(make(one.case, 0, 1, seed + 1),)) for one in found]
-        return [_again(world, one, again) if one.seen else one for one in own]
+        return [_again(world, one, again.then) if one.seen else one for one in own]
 
 
 def _again(world: World, one: Trial, again: Then) -> Trial:
@@ -220,11 +236,7 @@ def spent(world: World) -> float:
 
 def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, ready: Ready) -> Trial:
     printed, folder = io.StringIO(), _folder(room)
-    with (
-        contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(printed),
-        warnings.catch_warnings(),
-    ):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
         word = secrets.token_hex(8)
         jobs = Each(Job(run, own, ready, word) for own in new.given)

@@ -107,6 +107,10 @@ class Watch(Journal):
         self._place = what
         self.events.append(Event("mark", what))
 
+    def forget(self) -> None:
+        """Drops the events that are worked out by now, all but the calls: records would be large with them."""
+        self.events[:] = [event for event in self.events if event.kind == "call"]
+
     def forbid(self, function: str, place: str, what: str, hint: str) -> None:
         """From now on, Stopped is raised where a function of this name calls or waits past the mark `place`."""
         self._forbidden = (function, place, what, hint)

@@ -2,11 +2,10 @@
 
 import functools
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import accumulate, pairwise
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
@@ -16,7 +15,7 @@ from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.lines import columns, write
 from manyranks.show.looks import LOOKS, box, sheet
-from manyranks.show.scenario import SHAPES, SHARED, SWITCH, Scenario, controls
+from manyranks.show.scenario import SHAPES, SHARED, SMALL, SWITCH, Scenario, controls
 from manyranks.show.setting import MUCH
 from manyranks.show.units import percent
 from manyranks.theory import ModelShape, Plan, clusters, pace, tensor
@@ -25,82 +24,74 @@ from manyranks.theory.names import Named
 __all__ = ["VARIANTS", "collectives", "cut", "explorer", "heads", "saved"]
 
 _SIZES = {"b·s": 1.25, "h": 0.7, "f": 1.2}  # inches of a matrix
-_STEPS = {"×": 0.28, "=": 0.28, "GELU": 0.62, "all-\nreduce": 0.8}  # inches of what stands between two
+_STEPS = {"×": 0.28, "=": 0.28, "SwiGLU": 0.8, "all-\nreduce": 0.8}  # inches of what stands between two
 _EDGE = {"edgecolor": style.INK, "linewidth": 0.8}
 _CENTER = {"ha": "center", "va": "center"}
 _SAID = {"whole": "whole on each", "rows": "own rows", "columns": "own columns", "terms": "a term on each"}
-
-
-class Matrix(NamedTuple):
-    """cut: "whole", "rows", "columns", or "terms" of a sum, one on each rank. rows, columns: keys of _SIZES."""
-
-    name: str
-    rows: str
-    columns: str
-    cut: str = "whole"
-
-
-_Y, _FIRST = Matrix("Y", "b·s", "f", "columns"), (Matrix("X", "b·s", "h"), "×", Matrix("A", "h", "f", "columns"))
-_SECOND = "×", Matrix("B", "f", "h", "rows"), "=", Matrix("Z", "b·s", "h", "terms"), "all-\nreduce", Matrix("Z", "b·s", "h")
-# What `cut` draws from left to right, below its title.
-_CUTS = Named("kind", {"column": ("column-parallel: columns of A give columns of Y", (*_FIRST, "=", _Y))})
-_CUTS |= {"row": ("row-parallel: rows of B give a term of the sum", (_Y, *_SECOND))}
-_CUTS |= {"mlp": ("the pair: what the first layer has cut, the second takes as it is", (*_FIRST, "GELU", _Y, *_SECOND))}
+_IN, _OUT = ("X b·s h whole", "×"), ("=", "Y b·s h terms", "all-\nreduce", "Y b·s h whole")
+# What `cut` draws from left to right, below its title. A matrix: its name, or those of two below each other; its rows and
+# columns, keys of _SIZES; and how it's cut, where "terms" are of a sum, one on each rank.
+_CUTS = {"column": ("column-parallel: columns of W give columns of Y", *_IN, "W h f columns", "=", "Y b·s f columns")}
+_CUTS["row"] = ("row-parallel: rows of W give a term of the sum", "X b·s f columns", "×", "W f h rows", *_OUT)
+_CUTS["mlp"] = ("columns, then rows: nothing is sent in between", *_IN, "gate,up h f columns", "SwiGLU")
+_CUTS = Named("kind", _CUTS | {"mlp": (*_CUTS["mlp"], "middle b·s f columns", "×", "down f h rows", *_OUT)})
 
 
 @style.styled
 def cut(kind: str, t: int = 4) -> style.Figure:
     """Draws the matrices of a cut product, with the rank that holds each part.
 
-    kind: "column" (Y = X·A), "row" (Z = Y·B) or "mlp" (both, with GELU between them); t: ranks, 2 to 8
+    kind: "column" or "row", Y = X·W with W cut in one of two ways; "mlp", a gated MLP
+    t: ranks, 2 to 8
+
     Raises ValueError for another kind or t.
     """
-    title, parts = _CUTS[kind]
+    title, *parts = _CUTS[kind]
     if t not in range(2, len(LOOKS) + 1):
         raise ValueError(f"t={t!r}: a picture shows 2 to {len(LOOKS)} ranks")
-    fig, axes = sheet(max(sum(map(_width, parts)) + 0.4, 4.8), 2.14)
-    axes.set_ylim(-1.12, 1.02)  # a matrix's middle is at 0
-    axes.text(0.15, 0.95, title, fontsize=11, fontweight="bold", va="top")
-    x = 0.2
-    for part in parts:
-        end = x + _width(part)
+    wide = (_STEPS.get(part) or _SIZES[part.split()[2]] + 0.32 * ("terms" in part) for part in parts)
+    ends = list(accumulate(wide, initial=0.2))
+    fig, axes = sheet(max(4.8, ends[-1] + 0.2), 2.4)
+    axes.set_ylim(-1.22, 1.18)  # a matrix's middle is at 0, or two are 0.8 apart
+    axes.text(0.15, 1.14, title, fontsize=11, fontweight="bold", va="top")
+    for part, (x, end) in zip(parts, pairwise(ends), strict=True):
         middle = (x + end) / 2
-        if isinstance(part, Matrix):
-            _draw_matrix(axes, part, x, t)
-            axes.text(middle, -0.68, f"$\\bf{{{part.name}}}$  {part.rows} × {part.columns}", ha="center", va="top", fontsize=9)
-            axes.text(middle, -0.88, _SAID[part.cut], ha="center", va="top", fontsize=8, style="italic")
+        if part not in _STEPS:
+            names, rows, columns, how = part.split()
+            for y in (0.4, -0.4) if "," in names else (0,):
+                _draw_matrix(axes, x, y, _SIZES[columns], _SIZES[rows], how, t)
+            names = f"$\\bf{{{names.replace(',', ', ')}}}$  {rows} × {columns}"
+            axes.text(middle, -0.79, names, ha="center", va="top", fontsize=9.5)
+            axes.text(middle, -1.0, _SAID[how], ha="center", va="top", fontsize=9, style="italic")
         elif len(part) == 1:
             axes.text(middle, 0, part, fontsize=13, **_CENTER)
         else:
-            axes.annotate("", (end - 0.08, 0), (x + 0.08, 0), arrowprops={"arrowstyle": "->", "linewidth": 1.4})
-            axes.text(middle, 0.06, part, ha="center", va="bottom", fontsize=9, linespacing=1.0)
-        x = end
+            arrow = {"arrowstyle": "->", "linewidth": 1.4, "color": style.INK}
+            axes.annotate("", (end - 0.08, 0), (x + 0.08, 0), arrowprops=arrow)
+            axes.text(middle, 0.06, part, ha="center", va="bottom", fontsize=9.5, linespacing=1.0)
     return fig
 
 
-def _width(part: Matrix | str) -> float:
-    return _STEPS[part] if isinstance(part, str) else _SIZES[part.columns] + 0.32 * (part.cut == "terms")
-
-
-def _draw_matrix(axes: Axes, matrix: Matrix, x: float, t: int) -> None:
-    high, wide = _SIZES[matrix.rows], _SIZES[matrix.columns]
-    if matrix.cut == "whole":
-        axes.add_patch(Rectangle((x, -high / 2), wide, high, facecolor="#f2f2f2", **_EDGE))
+def _draw_matrix(axes: Axes, x: float, y: float, wide: float, high: float, how: str, t: int) -> None:
+    if how == "whole":
+        axes.add_patch(Rectangle((x, y - high / 2), wide, high, facecolor="#e0e0e0", **_EDGE))
         return
     for rank in reversed(range(t)):
         back = 0.32 * rank / (t - 1)
-        place = {"columns": ((x + rank * wide / t, -high / 2), wide / t, high)}
-        place |= {"rows": ((x, high / 2 - (rank + 1) * high / t), wide, high / t)}
-        place |= {"terms": ((x + back, back / 2 - high / 2), wide, high - 0.16)}
-        text = str(rank) if matrix.cut != "terms" else "" if rank else "+"
-        box(axes, *place[matrix.cut], rank, text)
+        place = {"columns": ((x + rank * wide / t, y - high / 2), wide / t, high)}
+        place |= {"rows": ((x, y + high / 2 - (rank + 1) * high / t), wide, high / t)}
+        place |= {"terms": ((x + back, y + back / 2 - high / 2), wide, high - 0.16)}
+        box(axes, *place[how], rank, str(rank) if how != "terms" else "" if rank else "+", 9)
 
 
 def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
     """Draws the query heads of each rank, and below them the key/value heads that they read.
 
-    heads: query heads, at most 32; kv_heads: key/value heads; with t > kv_heads several ranks have the same; t: ranks, at most
-    16. Raises ValueError for other numbers, and for those that don't divide each other as they must.
+    heads: query heads, at most 32
+    kv_heads: key/value heads; with t > kv_heads several ranks have the same
+    t: ranks, at most 16
+
+    Raises ValueError for other numbers, and for those that don't divide each other as they must.
     """
     whole = all(type(n) is int and n >= 1 for n in (heads, kv_heads, t)) and heads <= 32 and t <= 16
     if not whole or heads % kv_heads or heads % t or (kv_heads % t and t % kv_heads):
@@ -115,69 +106,69 @@ def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
 
 
 # Where a layer communicates: what happens in it, from its input to its output. f and g are what is sent.
-_BLOCKS = ("q, k, v", "core", "output"), ("up", "GELU", "down")
-_LAYER = [name for block in _BLOCKS for name in ("norm", "f", *block, "g", "dropout", "+")]
-_INCHES = {"norm": 0.44, "dropout": 0.52, "+": 0.22, "f": 0.48, "g": 0.48}  # else 0.5
+_BLOCKS = ("q, k, v", "core", "output"), ("gate, up", "SwiGLU", "down")
+_LAYER = [name for block in _BLOCKS for name in ("norm", "f", *block, "g", "+")]
+_INCHES = {"norm": 0.52, "+": 0.26, "f": 0.52, "g": 0.52}  # else 0.66
 _ALL, _OWN, _INSIDE = "all tokens, on each rank", "own tokens", "own heads or columns"
 _SENDS, _AGAIN = "a collective", "gathered again"
 _LOOKS = {_ALL: {"facecolor": "#e0e0e0"}, _INSIDE: {"facecolor": "#9ecae1"}, _OWN: {"facecolor": "#a1d99b", "hatch": "...."}}
 _LOOKS |= {_SENDS: {"facecolor": style.ORANGE}, _AGAIN: {"facecolor": "#ffd9b3", "linestyle": "--"}}
-_BACK = "read from\nright to left"
 # (variant, direction) -> what is sent where a block begins (f) and where it ends (g), in backward's order of time; in all;
-# their letters and whose they are: arXiv 1909.08053's, and those of arXiv 2205.05198, whose f and f̄ are not drawn.
+# their letters: arXiv 1909.08053's, and those of arXiv 2205.05198, whose f and f̄ are not drawn.
 _SENT = {
-    ("TP", "forward ⟶"): ("", "all-reduce", "2 all-reduces", "fg", "f, g: names of\nMegatron-LM"),
-    ("TP", "backward ⟵"): ("all-reduce", "", "2 all-reduces", "fg", _BACK),
-    ("TP + SP", "forward ⟶"): ("all-gather", "reduce-scatter", "2 all-gathers", "gḡ", "g, ḡ: names of\nKorthikanti et al."),
-    ("TP + SP", "backward ⟵"): ("reduce-scatter|all-gather again", "all-gather", "4 all-gathers", "gḡ", _BACK),
+    ("TP", "forward ⟶"): ("", "all-reduce", "2 all-reduces", "fg"),
+    ("TP", "backward ⟵"): ("all-reduce", "", "2 all-reduces", "fg"),
+    ("TP + SP", "forward ⟶"): ("all-gather", "reduce-scatter", "2 all-gathers\n2 reduce-scatters", "gḡ"),
+    ("TP + SP", "backward ⟵"): ("reduce-scatter|all-gather again", "all-gather", "4 all-gathers\n2 reduce-scatters", "gḡ"),
 }
 
 
 @style.styled
-def collectives() -> style.Figure:
-    """Draws where in a layer each collective stands, forward and backward, with tensor parallelism alone and with SP too.
+def collectives(variants: Sequence[str] = ("TP", "TP + SP")) -> style.Figure:
+    """Draws where in a layer each collective stands, forward and backward.
+
+    variants: "TP", tensor parallelism alone, "TP + SP", with sequence parallelism, or both
 
     Source: arXiv 2205.05198, figures 4 and 5.
     """
-    fig, axes = sheet(9.6, 5.3)
-    for number, ((variant, direction), (f, g, counted, letters, note)) in enumerate(_SENT.items()):
-        y, split = 3.95 - 1.12 * number - 0.18 * (number > 1), variant != "TP"
-        axes.text(0.08, y + 0.42, f"{variant}\n{direction}", va="center", fontsize=9)
-        axes.text(0.08, y + 0.2, note, va="top", fontsize=7.5, style="italic", linespacing=1.1)
-        axes.text(9.52, y + 0.42, counted + "\n2 reduce-scatters" * split, va="center", ha="right", fontsize=8)
-        x, sent = 1.13, {"f": (f, letters[0]), "g": (g, letters[1])}
+    drawn = [(key, sent) for key, sent in _SENT.items() if key[0] in variants]
+    fig, axes = sheet(9.0, y := 0.42 + 1.42 * len(drawn))
+    y -= 0.3
+    for (variant, direction), (f, g, counted, letters) in drawn:
+        y, split = y - 1.42, variant != "TP"
+        axes.text(0.08, y + 0.7, f"{variant}\n{direction}", va="center", fontsize=10)
+        axes.text(0.08, y + 0.32, counted, va="center", fontsize=9, style="italic", linespacing=1.1)
+        x, sent = 1.32, {"f": (f, letters[0]), "g": (g, letters[1])}
         for name in _LAYER:
-            wide = _INCHES.get(name, 0.5)
+            wide = _INCHES.get(name, 0.66)
             if name in sent:
                 _draw_sent(axes, x, y, wide, *sent[name])
             else:
                 look = _INSIDE if name not in _INCHES else _OWN if split else _ALL
-                axes.add_patch(Rectangle((x, y + 0.14), wide, 0.56, **_LOOKS[look], **_EDGE))
+                axes.add_patch(Rectangle((x, y + 0.26), wide, 0.62, **_LOOKS[look], **_EDGE))
                 paper = style.PAPER if look == _OWN else None
-                axes.text(x + wide / 2, y + 0.42, name, color=style.BLACK, fontsize=7.5, bbox=paper, **_CENTER)
+                axes.text(x + wide / 2, y + 0.57, name, color=style.BLACK, fontsize=9, bbox=paper, **_CENTER)
             x += wide
-    handles = [Patch(label=name, **look, **_EDGE) for name, look in _LOOKS.items()]
-    fig.legend(handles=handles, loc="upper left", ncols=5, bbox_to_anchor=(0.005, 1.0))
+    handles = [Patch(label=name, **_LOOKS[name], **_EDGE) for name in _LOOKS if split or name not in (_OWN, _AGAIN)]
+    fig.legend(handles=handles, loc="upper left", ncols=5, bbox_to_anchor=(0.005, 1.0), columnspacing=1.2)
     return fig
 
 
 def _draw_sent(axes: Axes, x: float, y: float, wide: float, names: str, letter: str) -> None:
     """What is sent where a block begins or ends, side by side, below its letter; a line where nothing is."""
-    axes.text(x + wide / 2, y + 0.87, letter, ha="center", va="bottom", fontsize=9, style="italic")
-    axes.plot([x, x + wide], [y + 0.42] * 2, color=style.INK, linestyle="-", linewidth=0.8, zorder=0)
+    axes.text(x + wide / 2, y + 1.14, letter, ha="center", va="bottom", fontsize=10, style="italic")
+    axes.plot([x, x + wide], [y + 0.57] * 2, color=style.INK, linestyle="-", linewidth=0.8, zorder=0)
     each = [name for name in names.split("|") if name]
     for k, name in enumerate(each):
         left, part, (look, ink) = x + k * wide / len(each), wide / len(each), (_AGAIN, style.BLACK) if k else (_SENDS, "white")
-        axes.add_patch(Rectangle((left, y), part, 0.84, **_LOOKS[look], **_EDGE))
-        axes.text(left + part / 2, y + 0.42, name, color=ink, fontsize=7.5, rotation=90, **_CENTER)
+        axes.add_patch(Rectangle((left, y + 0.02), part, 1.1, **_LOOKS[look], **_EDGE))
+        axes.text(left + part / 2, y + 0.57, name, color=ink, fontsize=9, rotation=90, **_CENTER)
 
 
 # name -> what it says of a plan
 VARIANTS = Named("variant", {"TP": {"sequence_parallel": False}, "TP + SP": {"sequence_parallel": True, "regather": True}})
 VARIANTS |= {"TP + SP, gathered inputs kept": {"sequence_parallel": True, "regather": False}}
-_NARROW = dict(zip(VARIANTS, ("TP", "+ SP", "+ SP,\nkept"), strict=True))  # below the bars, where each t has several
-_PARTS = {"norms, dropouts and the inputs of attention and MLP: cut by SP only": (style.ORANGE, "////")}
-_PARTS |= {"inside attention and MLP: cut by t": (style.BLUE, "")}
+_PARTS = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
 
 
 @style.styled
@@ -185,98 +176,102 @@ def saved(
     shape: ModelShape,
     plan: Plan,
     degrees: Sequence[int] = (1, 2, 4, 8),
-    measured: Mapping[str, Mapping[int, float]] = {},
     variants: Sequence[str] = ("TP", "TP + SP"),
-    itemsize: int = 4,
 ) -> style.Figure:
     """Draws the bytes that one layer keeps for backward on one rank, over t: a bar for each variant.
 
-    plan: all but tp and what the variant says; degrees: the t that get a bar; variants: keys of VARIANTS
-    measured: variant -> t -> bytes, drawn as rings; itemsize: bytes of the norms' statistics, as in theory.tensor.saved
+    plan: all but tp and what the variant says
+    degrees: the t that get a bar
+    variants: keys of VARIANTS
+
     Raises ValueError for an unknown variant, and where a plan doesn't fit the shape.
     """
-    ways = [VARIANTS[name] for name in (*variants, *measured)]  # refuses what can't be
     fig, (axes,) = style.figure(width=8.8, height=3.9)
-    small, names = len(variants) * len(degrees) > 8, [_NARROW[name] for name in variants]
-    own = ways[: len(variants)]
-    each = [[tensor.saved(shape, replace(plan, tp=t, **way), itemsize=itemsize) for t in degrees] for way in own]
-    parts = [([one.outside + one.statistics for one in of], [one.inside for one in of]) for of in each]
-    sides = [dict(zip(_PARTS, both, strict=True)) for both in parts]
+    each = [[tensor.saved(shape, replace(plan, tp=t, **VARIANTS[name])) for t in degrees] for name in variants]
+    sides = [{name: [one[name] for one in _parts(of)] for name in _PARTS} for of in each]
     places = columns(axes, [f"t = {t}" for t in degrees], sides, units.size, _PARTS)
-    for x, name, of in zip(places, variants, each, strict=True):
-        rings, totals = np.array([measured.get(name, {}).get(t, np.nan) for t in degrees]), [one.total for one in of]
-        write(axes, x, np.fmax(totals, rings), list(map(units.size, totals)), 8 if measured else 4, 7 if small else 8)
-        if (seen := ~np.isnan(rings)).any():
-            look = {"fillstyle": "none", "markersize": 8 if small else 10, "markeredgewidth": 1.4, "color": style.INK}
-            axes.plot(x[seen], rings[seen], "o", label=None if axes.lines else "measured", **look)
+    for x, of in zip(places, each, strict=True):
+        totals = [one.total for one in of]
+        write(axes, x, totals, list(map(units.size, totals)), size=7.5 if len(variants) > 2 else 9)
     axes.xaxis.remove_overlapping_locs = False  # the middle one of three bars stands where its t does
-    two_lines = any("\n" in name for name in names)
-    axes.set_xticks(np.ravel(places), np.repeat(names, len(degrees)), minor=True, fontsize=8)
-    axes.tick_params(axis="x", pad=18 + 11 * two_lines)
-    xlabel = "tensor-parallel ranks" + " (kept: the gathered inputs too)" * two_lines
-    axes.set(xlabel=xlabel, ylabel="kept by one layer, per rank", ylim=(0, 1.12 * axes.get_ylim()[1]))
+    names = [name.replace("TP +", "+").replace(" gathered inputs ", "\n") for name in variants] * len(degrees)
+    axes.set_xticks([x for of in zip(*places, strict=True) for x in of], names, minor=True, fontsize=8.5)
+    axes.tick_params(axis="x", pad=18 + 11 * ("\n" in "".join(names)))
+    axes.set(xlabel="tensor-parallel ranks", ylabel="kept by one layer, per rank", ylim=(0, 1.12 * axes.get_ylim()[1]))
     fig.legend(loc="outside upper left", ncols=3, handlelength=1.6)
     return fig
 
 
+def _parts(kept: Sequence[tensor.Saved]) -> list[dict[str, float]]:
+    return [dict(zip(_PARTS, (one.outside + one.statistics, one.inside), strict=True)) for one in kept]
+
+
 DEGREES = SHARED["tp"][1]  # 1 to 64
-# name -> tokens of a sequence, sequences of a micro-batch; Megatron's: arXiv 2205.05198, Table 3
-MODELS = {"megatron-22b": (2048, 4), "megatron-175b": (2048, 1), "llama3-405b": (8192, 1), "small GPT": (128, 4)}
-CLUSTERS = ("a100-dgx", "v100-dgx", "h100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
-# what is computed again -> Plan's recompute and flash
-AGAIN = {"none": ("none", False), "selective": ("selective", False), "full": ("full", False)}
-AGAIN = Named("kept", AGAIN | {"none, flash attention": ("none", True)})
+MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "small GPT")
+CLUSTERS = ("a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 _TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
-_CHOICES, _WORDS = {"overlap_tensor": [True], "sequence_parallel": [True]}, {"overlap_tensor": "overlap", "tp": "t = {}"}
+_ROOM = {"sequence_parallel": [True], "tp": DEGREES, "pp": SHARED["pp"][1], "recompute": ("selective", "full")}
 _REMEDIES = {"communication": ["overlap_tensor"], "small matmuls": ["sequence_parallel"]}
+_WORDS = {"overlap_tensor": "overlap", "tp": "t = {}", "pp": "p = {}"}
 _PRINTS = {"layer time": "duration(layer.seconds)", "kept per layer": "size(tensor.saved(shape, plan).total)"}
 _PRINTS |= {"waiting": "percent((layer.forward.tensor + layer.backward.tensor) / layer.seconds)"}
-_KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
+_ASIDE = {"bubble": "the bubble of p = {pp}, {share} of a step (chapter 05)"}
+_ASIDE |= {"data": "gradients and parameters of d = {dp}, {share} of a step (chapters 02 and 03)"}
+_ASIDE |= {"pipeline": "messages between stages, {share} of a step (chapter 05)"}
 
 
-class Cut(namedtuple("Cut", "model cluster tp sequence_parallel regather overlap_tensor kept"), Setting):
-    """Holds what the controls say. kept: a key of AGAIN."""
+class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute overlap_tensor"), Setting):
+    """Holds what the controls say."""
 
-    choices, remedies, room, words = _CHOICES, _REMEDIES, ("tp",), _WORDS
+    choices, remedies, room, words = _ROOM | {"overlap_tensor": [True]}, _REMEDIES, tuple(_ROOM), _WORDS
 
     @property
     @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers
     def scenario(self) -> Scenario:
-        """Tensor parallelism alone. Raises ValueError for an unknown name, a switch that isn't one, and a t that can't be."""
-        shape, (seq, microbatch) = SHAPES[self.model], MODELS[self.model]
-        names = "tp", "sequence_parallel", "regather", "overlap_tensor", "recompute", "flash"
-        values = dict(zip(names, (*self[2:6], *AGAIN[self.kept]), strict=True))
-        return Scenario(shape, Plan(seq=seq, microbatch=microbatch, **values), clusters[self.cluster]).checked()
+        """Takes sequences of 8,192 tokens. Raises ValueError for an unknown name, and for degrees that can't be."""
+        shape = SHAPES[self.model]
+        seq, microbatch = (128, 4) if shape is SMALL else (8192, 1)
+        batch = self.dp * microbatch * (4 * self.pp if self.pp > 1 else 1)
+        how = self._asdict() | {"seq": seq, "microbatch": microbatch, "batch": batch, "zero": 1 if self.pp > 1 else 3}
+        del how["model"], how["cluster"]
+        return Scenario(shape, Plan(**how), clusters[self.cluster]).checked()
+
+    @property
+    def note(self) -> str:
+        node, t, plan = self.scenario.cluster.node, self.tp, self.scenario.plan
+        step = f"{4 * self.pp} micro-batches, 1F1B, ZeRO-1" if self.pp > 1 else "one micro-batch, FSDP"
+        part = f" Of a node's {node} GPUs, {node - node % t} are used." * (t <= node and node % t > 0)
+        return f"{plan.microbatch} × {plan.seq:,} tokens per micro-batch; {step}.{part}"
+
+    def layer(self, node: int = 0) -> pace.Both:
+        """Returns one layer's time. node: GPUs of a node, if not the cluster's."""
+        here = self.scenario
+        return pace.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
 
     @property
     def cost(self) -> float:
-        """GPU-seconds of a layer: its time on all t together."""
+        """Returns GPU-seconds of a layer: its time on all t together."""
         return self.tp * self.layer().seconds
 
     @property
     def waits(self) -> float:
-        """Seconds of a layer in which a rank waits for messages."""
+        """Returns a layer's seconds in which a rank waits for messages."""
         return sum(each.tensor for each in self.layer()[:2])
 
-    def layer(self, node: int = 0) -> pace.Both:
-        """Returns one layer's time; node: GPUs of a node, if not the cluster's. Raises ValueError for a t that can't be."""
-        here = self.scenario
-        return pace.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
+    @property
+    def more(self) -> float:
+        """Returns a layer's seconds of computing beyond a t-th of one GPU's."""
+        return (self.cost - self._replace(tp=1).cost) / self.tp - self.waits
 
     def saved(self) -> tensor.Saved:
         """Returns what one layer keeps on one rank."""
         return tensor.saved(self.scenario.shape, self.scenario.plan)
 
     def sent(self) -> int:
-        """Returns the bytes that one rank sends for a layer; a forward that's done again sends its messages again."""
+        """Returns the bytes that a rank sends for a layer; a forward that's done again sends them again."""
         shape, plan = self.scenario.shape, self.scenario.plan
-        one = tensor.layer(plan.tokens, shape.hidden, self.tp, self.sequence_parallel, self.regather)
-        return one.both.bytes + one.forward.bytes * (plan.recompute == "full")
-
-    def split(self) -> dict[str, float]:
-        """GPU-seconds of a layer, by part."""
-        parts = *(each.compute for each in self.layer()[:2]), self.waits
-        return {name: self.tp * part for name, part in zip(_TIMES, parts, strict=True)}
+        there, back = tensor.layer(plan.microbatch * plan.seq, shape.hidden, self.tp, self.sequence_parallel)
+        return back.bytes + there.bytes * (2 if plan.recompute == "full" else 1)
 
     def where(self) -> str:
         return f"{self.model}, t = {self.tp}, {self.cluster}"
@@ -290,26 +285,34 @@ class Cut(namedtuple("Cut", "model cluster tp sequence_parallel regather overlap
         return self.scenario.code(_PRINTS, "pace tensor", "layer = pace.of_layer(shape, plan, cluster)\n")
 
     def limits(self) -> str:
+        """Says what limits a layer, after what costs a step more."""
         if not self.fits:
-            return self.memory("no value of t makes it fit: add pipeline stages (chapter 05)")
-        if self.tp == 1:
+            return self.memory("no single control helps: change two of them")
+        time, limit = self.scenario.time, self.of_layer()
+        name = max(_ASIDE, key=time.parts.get)
+        share = time.parts[name] / time.seconds
+        if share < max(MUCH, max(self.waits, self.more) / self.layer().seconds):
+            return limit
+        return _ASIDE[name].format(share=percent(share), **self._asdict()) + f"; in a layer, {limit}"
+
+    def of_layer(self) -> str:
+        """Says what limits a layer."""
+        t, seconds, cluster = self.tp, self.layer().seconds, self.scenario.cluster
+        if t == 1:
             return "compute: one GPU sends nothing"
-        seconds, cluster = self.layer().seconds, self.scenario.cluster
-        if self.tp > cluster.node and not cluster.torus and (inside := self.layer(self.tp).seconds) < 0.95 * seconds:
-            return f"the node boundary: with {self.tp} GPUs per node, a layer would take {units.duration(inside)}"
-        together, alone = self.tp * (seconds - self.waits), self._replace(tp=1).cost
-        more = (together - alone) / self.tp
-        if max(self.waits, more) < MUCH * seconds:
+        if t > cluster.node and not cluster.torus and (inside := self.layer(t).seconds) < 0.95 * seconds:
+            return f"the node boundary: with {t} GPUs per node, a layer would take {units.duration(inside)}"
+        if max(self.waits, self.more) < MUCH * seconds:
             return "compute"
-        limit = "communication" if self.waits >= more else "small matmuls"
-        if limit != "communication" and together > 0.99 * self.tp * alone:  # the host sets the pace
-            launches = f"each of the {self.tp} GPUs launches as many kernels as one alone"
-            return f"kernel launches: {launches}, so the layer gets no faster"
-        helps = self.takes(limit, lambda together: units.duration(together / self.tp))
+        limit = "communication" if self.waits >= self.more else "small matmuls"
+        helps = self.takes(limit, lambda together: units.duration(together / t))
         if limit == "communication":
             return limit + (helps or f": only rings of chunks would hide its other {units.duration(self.waits)}")
+        times = t * (seconds - self.waits) / self._replace(tp=1).cost
+        if times > 0.99 * t:  # the host sets the pace
+            return f"kernel launches: each of the {t} GPUs launches as many kernels as one alone, so the layer gets no faster"
         repeated = ", norms repeated on every rank" * (not self.sequence_parallel)
-        return f"{limit}{repeated}: {self.tp} GPUs use {units.three(together / alone)} times the GPU time of one{helps}"
+        return f"{limit}{repeated}: {t} GPUs use {units.three(times)} times the GPU time of one{helps}"
 
 
 class Degrees(Board):
@@ -322,7 +325,7 @@ class Degrees(Board):
         self.figure, (time, kept) = style.figure(2, width=6.45, height=3.95, sharey=True, width_ratios=(1.55, 1))
         rows = [f"t = {t}" for t in DEGREES]
         self._time = Bars(time, _TIMES, "t × a layer's time", rows, units.duration, columns=3, outline=word)
-        self._kept = Bars(kept, _KEPT, "kept by a layer, per rank", rows, outline=word)
+        self._kept = Bars(kept, _PARTS, "kept by a layer, per rank", rows, outline=word)
         kept.set_xlim(0, LONGEST + 0.35)
         time.set_xlim(0, 1.1)
         time.set_xlabel("right: layer time, share spent waiting (»: off the scale)", loc="left", fontsize=9)
@@ -335,30 +338,29 @@ class Degrees(Board):
         shown, row = [each for t in DEGREES if (each := now._replace(tp=t)).possible], DEGREES.index(now.tp)
         costs, missing = [each.cost for each in shown], "not possible"
         longest, mark = min(max(costs), 4 * min(costs)), (costs[0], f"t = 1: {units.duration(costs[0])}")
-        self._time.update([each.split() for each in shown], [*map(_texts, shown)], row, longest, mark, missing)
+        times = [[each.tp * part for part in (*(one.compute for one in each.layer()[:2]), each.waits)] for each in shown]
+        texts = ["|".join((each["layer time"], f"{each['waiting']} waiting")) for each in (one.numbers() for one in shown)]
+        self._time.update([dict(zip(_TIMES, each, strict=True)) for each in times], texts, row, longest, mark, missing)
         kept = [each.saved() for each in shown]
-        bars = [dict(zip(_KEPT, (each.outside + each.statistics, each.inside), strict=True)) for each in kept]
-        self._kept.update(bars, [units.size(each.total) for each in kept], row, missing=missing)
+        self._kept.update(_parts(kept), [units.size(each.total) for each in kept], row, missing=missing)
         ends = (inside := sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)) < len(DEGREES)
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
         self._node.update([(LONGEST, inside - 0.76)] * ends, [f"a node: {cluster.node} GPUs"] * ends)
 
-    def idle(self, sequence_parallel: bool, **others) -> set[str]:
-        """Without sequence parallelism nothing is gathered."""
-        return set() if sequence_parallel else {"regather"}
+    def idle(self, tp: int, **others) -> set[str]:
+        """One rank has nothing to split and nothing to send."""
+        return {"sequence_parallel", "overlap_tensor"} if tp == 1 else set()
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Opens on Table 4 of arXiv 2205.05198: a 22B model on 8 A100s. measure: of manyranks.small, what "Measure it" runs."""
-    presets = {"two nodes": {"tp": 16}, "TP alone": {"sequence_parallel": False}}
-    presets["small model"] = {"model": "small GPT", "tp": 4}
-    only = {"model": MODELS, "cluster": CLUSTERS, "tp": DEGREES}
-    shared = controls(only, model="megatron-22b", cluster="a100-dgx", tp=8, sequence_parallel=True)
-    own = {"regather": choice("gather again", True, SWITCH), "overlap_tensor": choice("overlap", True, SWITCH)}
-    return Explorer(Degrees(), presets, measure, **shared, **own, kept=choice("recompute", "selective", list(AGAIN)))
+    """Returns the explorer of chapter 06, on Llama 3 405B as its report has it: t = 8, p = 16, d = 64.
 
-
-def _texts(now: Cut) -> str:
-    seconds = now.layer().seconds
-    return f"{units.duration(seconds)}|{percent(now.waits / seconds)} waiting"
+    measure: what "Measure it" runs, small.tensor
+    """
+    presets = {"TP alone": {"sequence_parallel": False}, "two nodes": {"cluster": "b200-dgx", "tp": 16}}
+    presets |= {"NVL72": {"cluster": "gb200-nvl72", "tp": 16}, "small model": {"model": "llama3-8b", "pp": 1}}
+    only = {"model": MODELS, "cluster": CLUSTERS}
+    opens = {"dp": 64, "tp": 8, "sequence_parallel": True, "pp": 16, "recompute": "none"}
+    shared = controls(only, model="llama3-405b", cluster="h100-dgx", **opens)
+    return Explorer(Degrees(), presets, measure, **shared, overlap_tensor=choice("overlap", True, SWITCH))

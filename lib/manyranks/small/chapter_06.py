@@ -18,8 +18,8 @@ _kept: dict = {}  # on a rank: its part of a layer
 
 @OnRanks
 def tensor(values, ranks, say):
-    """A layer of the course's GPT, cut over 2 or 4 ranks, in bfloat16 as theory counts: bytes on the socket, and those kept."""
-    how = {name: values[name] for name in ("sequence_parallel", "regather")}
+    """Cuts a small GPT-2 layer, whose kept bytes PyTorch counts as theory does, over 2 or 4 ranks, in bfloat16."""
+    how = {"sequence_parallel": values["sequence_parallel"]}
     t, shape, tokens = few(values["tp"], most=_CONFIG.heads), _CONFIG.shape(), _SEQUENCES * _CONFIG.seq
     world = ranks(t)
     say(0.3, f"{t} ranks cut a layer")
@@ -34,7 +34,7 @@ def tensor(values, ranks, say):
         Beside("a rank sends", theory.layer(tokens, shape.hidden, t, **how).both.bytes, sent),
         Beside("a layer keeps, per rank", kept, max(world.run(_saved, how))),
     )
-    where = f"a layer of the small GPT on {t} ranks of this machine, in 16 bits, {tokens} tokens, nothing recomputed"
+    where = f"a small GPT-2 layer on {t} ranks of this machine, in 16 bits, {tokens} tokens, nothing recomputed"
     return Small(where, rows)
 
 

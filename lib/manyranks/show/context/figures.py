@@ -68,6 +68,34 @@ def ring(n: int = 4) -> style.Figure:
     return drawings.pieces({"at first": held[0], "hop 1": held[1]}, [("to the next", "queries stay", "")], ["gathered"] * 2)
 
 
+def homeward(n: int = 4) -> style.Figure:
+    """Draws which block each rank has after each hop of backward, and behind it its gradient. n: ranks, 2 to 4."""
+    panels = {f"hop {hop}": [(rank - hop) % n for rank in range(n)] for hop in range(1, n)} | {"home": list(range(n))}
+    held = {title: [[(f"dK {k}", "gradients")] for k in blocks] for title, blocks in panels.items()}
+    for title in list(panels)[:-1]:
+        held[title] = [[(f"K {k}", "gathered"), (f"dK {k}", "gradients")] for k in panels[title]]
+    return drawings.who_holds(held, height=1.2)
+
+
+def behind_attention(messages: Mapping[str, float], n: int = 4) -> style.Figure:
+    """Draws a ring's hops on a lane of attention and one of messages.
+
+    messages: title -> a message's time ÷ that of a hop's attention; n: ranks
+    """
+    lanes, phases = {}, {}
+    for title, ratio in messages.items():
+        done, here, spans = 0.0, 0.0, {"attention": [], "network": []}
+        for hop in range(n):
+            start = max(done, here)
+            spans["attention"].append((start, start + 1, f"attention {hop}", "compute"))
+            if hop < n - 1:
+                here = start + ratio
+                spans["network"].append((start, here, f"keys and values {hop + 1}", "gathered"))
+            done = start + 1
+        lanes[title], phases[title] = spans, []
+    return drawings.when(lanes, phases)
+
+
 @style.styled
 def all_to_all(heads: int = 8, n: int = 4, kv_heads: int | None = None) -> style.Figure:
     """Draws Ulysses: before, a rank has all heads of its tokens; after the all-to-all, some heads of all tokens.
