@@ -8,6 +8,7 @@ Routers, experts and norms are whole on every rank.
 import copy
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,20 +61,15 @@ def in_layers(
 
     entered: whether attention and MLP gather their input, and not the layers in them.
     """
-    query, key = (Column(count, entered=entered) for count in (heads, kv_heads))
-    up, gate_up = (Column(parts=parts, entered=entered) for parts in (1, 2))
-    fused = Column((heads, kv_heads, kv_heads), entered=entered)
-    styles = {"query": query, "key": key, "value": key, "query, key, value": fused}
-    styles |= {
+    column = partial(Column, entered=entered)
+    styles = {
+        **{"query": column(heads), "key": column(kv_heads), "value": column(kv_heads)},
+        "query, key, value": column((heads, kv_heads, kv_heads)),
         "output": Row(heads),
-        "gate": up,
-        "up": up,
-        "gate, up": gate_up,
-        "down": Row(),
+        **{"gate": column(), "up": column(), "gate, up": column(parts=2), "down": Row()},
     }
-    return {
-        f"{layers}.{n}": styles[what] for what, n in LAYERS[layers].items() if what in has
-    }
+    named = LAYERS[layers].items()
+    return {f"{layers}.{name}": styles[what] for what, name in named if what in has}
 
 
 def parallelize_transformers(
@@ -90,7 +86,8 @@ def parallelize_transformers(
     sequence_parallel: between attention and MLP each rank has S/t tokens. It's for dense
     models without windows whose attention is "sdpa", called without an attention mask.
     example: what the model is called with before it's cut and after, as in parallelize;
-    True for a few tokens, False for none. It takes a forward and a backward pass of each.
+    True for a few tokens, False for none. It takes a forward and a backward pass of each,
+    and for a moment memory for the whole model's gradients.
     Raises ValueError as parallelize does, for a model_type that is neither in LIKE_LLAMA
     nor gpt2, for dropout in attention, and for a model that sequence_parallel is not for.
     """
@@ -108,9 +105,7 @@ def parallelize_transformers(
     if sequence_parallel and (why := _why_not(model, table)):
         raise ValueError(f"sequence_parallel=True: {why}; leave it out")
     if example is True:
-        tokens = torch.arange(
-            3, 3 + 8 * size(group), device=next(model.parameters()).device
-        )
+        tokens = torch.arange(8 * size(group), device=next(model.parameters()).device)
         example = {"input_ids": tokens[None] % config.vocab_size, "use_cache": False}
     whole = checks.Whole(model, example, group)
     cut = parallelize(model, mesh, table, axis, False, sequence_parallel=sequence_parallel)

@@ -14,6 +14,8 @@ So the rings are taken apart, and the products made between their messages:
     B batch   S sequence   I features that come in   O features that go out
     x_tBsI is x_BSI by shards: shard c has the tokens of rank c
 
+At the end stands what plain products keep of a gathered sequence: its shard.
+
 The bytes are those of an all-gather and a reduce-scatter, (t − 1)/t of the whole. Sums
 over the ranks are made in the dtype of what travels, as a plain ring makes them: in
 bfloat16 each of the t − 1 is rounded. A weight's gradient is one product over all tokens.
