@@ -46,8 +46,7 @@ def ring_attention(
     """
     everyone, look = members(group), Mask(**mask)
     places = fitting(q_BASD, k_BGSD, v_BGSD, look, len(everyone.ranks))
-    queries = look.queries(places[everyone.place], q_BASD.device)
-    keys = [look.keys(places_CL, q_BASD.device) for places_CL in places]
+    queries, keys = look.sight(places, everyone.place, q_BASD.device)
     ring = Ring(everyone, keys, look.stops(places))
     return Attention.apply(q_BASD, k_BGSD, v_BGSD, queries, ring)
 
@@ -81,11 +80,12 @@ class Attention(torch.autograd.Function):
     def forward(
         ctx, q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, queries: Queries, way
     ) -> Tensor:
-        found = Found.nothing(q_BASD)
+        o_BASD = zeros_like(q_BASD)
+        lse_BAS = torch.full_like(o_BASD[..., 0], -math.inf)  # nothing is seen so far
         for keys, (k_BGTD, v_BGTD) in way.visits(k_BGSD, v_BGSD):
-            attend(found, q_BASD, k_BGTD, v_BGTD, queries, keys)
-        o_BASD = found.o_BASD.to(q_BASD.dtype)
-        ctx.save_for_backward(q_BASD, k_BGSD, v_BGSD, o_BASD, found.lse_BAS)
+            attend(o_BASD, lse_BAS, q_BASD, k_BGTD, v_BGTD, queries, keys)
+        o_BASD = o_BASD.to(q_BASD.dtype)
+        ctx.save_for_backward(q_BASD, k_BGSD, v_BGSD, o_BASD, lse_BAS)
         ctx.queries, ctx.way = queries, way
         return o_BASD
 
@@ -93,8 +93,9 @@ class Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do_BASD: Tensor) -> tuple:
         q_BASD, k_BGSD, v_BGSD, o_BASD, lse_BAS = ctx.saved_tensors
-        output, dq_BASD = Output.of(o_BASD, lse_BAS, do_BASD), zeros_like(q_BASD)
-        behind = ctx.way.behind()
+        delta_BAS = (do_BASD.to(lse_BAS.dtype) * o_BASD).sum(-1)
+        output = do_BASD, lse_BAS, delta_BAS
+        dq_BASD, behind = zeros_like(q_BASD), ctx.way.behind()
         for keys, (k_BGTD, v_BGTD) in ctx.way.visits(k_BGSD, v_BGSD):
             dkv_2BGTD = behind.room(k_BGTD)
             block = q_BASD, k_BGTD, v_BGTD, ctx.queries, keys
@@ -195,43 +196,19 @@ class Behind:
 # One block, tile by tile: the scores of all its tokens never exist at the same time
 
 
-class Found(NamedTuple):
-    """What queries have found in the keys so far. Where one has seen none, lse is −∞."""
-
-    o_BASD: Tensor
-    lse_BAS: Tensor
-
-    @classmethod
-    def nothing(cls, q_BASD: Tensor) -> "Found":
-        o_BASD = zeros_like(q_BASD)
-        return cls(o_BASD, torch.full_like(o_BASD[..., 0], -math.inf))
-
-
-class Output(NamedTuple):
-    """What backward needs of the finished output: delta is the sum of do · o over D."""
-
-    do_BASD: Tensor
-    lse_BAS: Tensor
-    delta_BAS: Tensor
-
-    @classmethod
-    def of(cls, o_BASD: Tensor, lse_BAS: Tensor, do_BASD: Tensor) -> "Output":
-        delta_BAS = (do_BASD.to(lse_BAS.dtype) * o_BASD).sum(-1)
-        return cls(do_BASD, lse_BAS, delta_BAS)
-
-
 @not_autocast
 def attend(
-    found: Found,
+    o_BASD: Tensor,
+    lse_BAS: Tensor,
     q_BASD: Tensor,
     k_BGTD: Tensor,
     v_BGTD: Tensor,
     queries: Queries,
     keys: Keys,
 ) -> None:
-    """Merges into `found` what the queries find in these keys."""
+    """Merges into o and lse, in place, what the queries find in these keys."""
     groups = k_BGTD.shape[1]
-    q_URSD, o_URSD, lse_URS = (_by_group(x, groups) for x in (q_BASD, *found))
+    q_URSD, o_URSD, lse_URS = (_by_group(x, groups) for x in (q_BASD, o_BASD, lse_BAS))
     k_UTD, v_UTD = k_BGTD.flatten(0, 1), v_BGTD.flatten(0, 1)
     for rows, tiles in pairs(queries, keys):
         q_UQD = _scaled(q_URSD[:, :, rows], lse_URS.dtype)
@@ -261,7 +238,7 @@ def _tile(
 def attend_backward(
     dq_BASD: Tensor,
     dkv_2BGTD: Tensor,
-    output: Output,
+    output: tuple[Tensor, Tensor, Tensor],
     q_BASD: Tensor,
     k_BGTD: Tensor,
     v_BGTD: Tensor,
@@ -269,6 +246,8 @@ def attend_backward(
     keys: Keys,
 ) -> None:
     """Adds to the gradients what these queries and these keys do to each other.
+
+    output: do_BASD, lse_BAS and delta_BAS, the sum of do · o over D
 
     The scores are computed again; exp(score − lse) is a key's share of the whole sequence's
     softmax, so that blocks need nothing of each other.
