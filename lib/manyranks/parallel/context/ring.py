@@ -80,12 +80,11 @@ class Attention(torch.autograd.Function):
     def forward(
         ctx, q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, queries: Queries, way
     ) -> Tensor:
-        o_BASD = zeros_like(q_BASD)
-        lse_BAS = torch.full_like(o_BASD[..., 0], -math.inf)  # nothing is seen so far
+        found = Found.nothing(q_BASD)
         for keys, (k_BGTD, v_BGTD) in way.visits(k_BGSD, v_BGSD):
-            attend(o_BASD, lse_BAS, q_BASD, k_BGTD, v_BGTD, queries, keys)
-        o_BASD = o_BASD.to(q_BASD.dtype)
-        ctx.save_for_backward(q_BASD, k_BGSD, v_BGSD, o_BASD, lse_BAS)
+            attend(found, q_BASD, k_BGTD, v_BGTD, queries, keys)
+        o_BASD = found.o_BASD.to(q_BASD.dtype)
+        ctx.save_for_backward(q_BASD, k_BGSD, v_BGSD, o_BASD, found.lse_BAS)
         ctx.queries, ctx.way = queries, way
         return o_BASD
 
@@ -93,9 +92,8 @@ class Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do_BASD: Tensor) -> tuple:
         q_BASD, k_BGSD, v_BGSD, o_BASD, lse_BAS = ctx.saved_tensors
-        delta_BAS = (do_BASD.to(lse_BAS.dtype) * o_BASD).sum(-1)
-        output = do_BASD, lse_BAS, delta_BAS
-        dq_BASD, behind = zeros_like(q_BASD), ctx.way.behind()
+        output, dq_BASD = Output.of(o_BASD, lse_BAS, do_BASD), zeros_like(q_BASD)
+        behind = ctx.way.behind()
         for keys, (k_BGTD, v_BGTD) in ctx.way.visits(k_BGSD, v_BGSD):
             dkv_2BGTD = behind.room(k_BGTD)
             block = q_BASD, k_BGTD, v_BGTD, ctx.queries, keys
@@ -122,13 +120,17 @@ class Ring(NamedTuple):
     stops: list[int]
 
     def visits(self, k_BGSD: Tensor, v_BGSD: Tensor) -> Iterator[tuple[Keys, Tensor]]:
+        """Yields the own block of keys and values, then those of other ranks."""
+        both = torch.stack((k_BGSD, v_BGSD))
+        return self.rounds(both.contiguous())  # stack may keep odd strides
+
+    def rounds(self, block: Tensor) -> Iterator[tuple[Keys, Tensor]]:
         """Yields the own block, then that of the rank before, …, and where its keys stand.
 
         While the caller works on a block, the next one is on its way. Then its memory is
         used again.
         """
         rank, spare = self.everyone.place, None
-        block = torch.stack((k_BGSD, v_BGSD)).contiguous()  # stack may keep odd strides
         for stop, following in pairwise(self.stops):
             coming = torch.empty_like(block) if spare is None else spare
             works = hop(block, coming, following - stop, self.everyone)
@@ -196,19 +198,43 @@ class Behind:
 # One block, tile by tile: the scores of all its tokens never exist at the same time
 
 
+class Found(NamedTuple):
+    """What queries have found in the keys so far. Where one has seen none, lse is −∞."""
+
+    o_BASD: Tensor
+    lse_BAS: Tensor
+
+    @classmethod
+    def nothing(cls, q_BASD: Tensor) -> "Found":
+        o_BASD = zeros_like(q_BASD)
+        return cls(o_BASD, torch.full_like(o_BASD[..., 0], -math.inf))
+
+
+class Output(NamedTuple):
+    """What backward needs of the finished output: delta is the sum of do · o over D."""
+
+    do_BASD: Tensor
+    lse_BAS: Tensor
+    delta_BAS: Tensor
+
+    @classmethod
+    def of(cls, o_BASD: Tensor, lse_BAS: Tensor, do_BASD: Tensor) -> "Output":
+        delta_BAS = (do_BASD.to(lse_BAS.dtype) * o_BASD).sum(-1)
+        return cls(do_BASD, lse_BAS, delta_BAS)
+
+
 @not_autocast
 def attend(
-    o_BASD: Tensor,
-    lse_BAS: Tensor,
+    found: Found,
     q_BASD: Tensor,
     k_BGTD: Tensor,
     v_BGTD: Tensor,
     queries: Queries,
     keys: Keys,
 ) -> None:
-    """Merges into o and lse, in place, what the queries find in these keys."""
+    """Merges into `found` what the queries find in these keys."""
     groups = k_BGTD.shape[1]
-    q_URSD, o_URSD, lse_URS = (_by_group(x, groups) for x in (q_BASD, o_BASD, lse_BAS))
+    q_URSD, o_URSD, lse_URS = (_by_group(x, groups) for x in (q_BASD, *found))
     k_UTD, v_UTD = k_BGTD.flatten(0, 1), v_BGTD.flatten(0, 1)
     for rows, tiles in pairs(queries, keys):
         q_UQD = _scaled(q_URSD[:, :, rows], lse_URS.dtype)
@@ -238,7 +264,7 @@ def _tile(
 def attend_backward(
     dq_BASD: Tensor,
     dkv_2BGTD: Tensor,
-    output: tuple[Tensor, Tensor, Tensor],
+    output: Output,
     q_BASD: Tensor,
     k_BGTD: Tensor,
     v_BGTD: Tensor,
@@ -246,8 +272,6 @@ def attend_backward(
     keys: Keys,
 ) -> None:
     """Adds to the gradients what these queries and these keys do to each other.
-
-    output: do_BASD, lse_BAS and delta_BAS, the sum of do · o over D
 
     The scores are computed again; exp(score − lse) is a key's share of the whole sequence's
     softmax, so that blocks need nothing of each other.
@@ -257,7 +281,7 @@ def attend_backward(
         _by_group(x, groups) for x in (q_BASD, dq_BASD, *output)
     )
     k_UTD, v_UTD = k_BGTD.flatten(0, 1), v_BGTD.flatten(0, 1)
-    dk_UTD, dv_UTD = dkv_2BGTD.flatten(1, 2)
+    dk_UTD, dv_UTD = (x.flatten(0, 1) for x in dkv_2BGTD)
     scale, kind = q_BASD.shape[-1] ** -0.5, lse_URS.dtype
     for rows, tiles in pairs(queries, keys):
         q_UQD = _scaled(q_URSD[:, :, rows], kind)
