@@ -27,7 +27,7 @@ from manyranks.parallel.context.exchange import (
     ring_ulysses_attention,
     ulysses_attention,
 )
-from manyranks.parallel.context.layouts import Mask
+from manyranks.parallel.context.layouts import TILE, Mask
 from manyranks.parallel.context.ring import Group, ring_attention
 from manyranks.parallel.parts import Accumulating, check_mesh, matching, sum_gradients
 from manyranks.parallel.sharding import refuse_shards
@@ -51,7 +51,7 @@ class ContextParallel(Accumulating):
     group: the ranks that share a sequence, None for all
     attention: "ring", "all-gather", "ulysses" or "ring-ulysses"
     mesh: for "ring-ulysses", of the group's ranks in their order
-    layout, mask: as Mask takes them; documents are given to forward
+    layout, causal, tile, window: as Mask takes them; documents are given to forward
 
     Raises ValueError for unknown names, for cores that fit no module or have dropout, and
     for a mesh that is missing, not needed or of other ranks.
@@ -65,7 +65,9 @@ class ContextParallel(Accumulating):
         attention: str = "ring",
         layout: str = "zigzag",
         mesh: DeviceMesh | None = None,
-        **mask,
+        causal: bool = True,
+        tile: int = TILE,
+        window: int | None = None,
     ):
         super().__init__()
         refuse_shards(module.named_parameters(), "ContextParallel")
@@ -73,9 +75,10 @@ class ContextParallel(Accumulating):
         self.group, self.rank, self.ranks = group, everyone.place, len(everyone.ranks)
         self.layout, self.sharing = layout, _sharing(attention, mesh, group)
         layouts.multiple(layout, self.ranks, self.sharing)  # raises
-        Mask(layout=layout, **mask)  # raises
-        where = {"mesh": mesh} if attention == "ring-ulysses" else {"group": group}
-        self.attention = partial(ATTENTION[attention], layout=layout, **where, **mask)
+        how = {"causal": causal, "layout": layout, "tile": tile, "window": window}
+        Mask(**how)  # raises
+        how["mesh" if mesh else "group"] = mesh or group
+        self.attention = partial(ATTENTION[attention], **how)
         self.module = module
         self._documents_BT: Tensor | None = None
         for name, core in found:

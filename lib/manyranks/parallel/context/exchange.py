@@ -165,43 +165,27 @@ def ring_ulysses_attention(
     return to_tokens(ring_attention(*qkv, ring, **mask), ulysses)
 
 
-def to_heads(
-    q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, group: Group
-) -> tuple[Tensor, Tensor, Tensor]:
+def to_heads(q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, group: Group) -> list[Tensor]:
     """Exchanges all heads of this rank's tokens for its heads of all tokens."""
     n, heads = dist.get_world_size(group), k_BGSD.shape[1]
     if n > heads:  # autograd sums the gradients of a head's copies
         copies = torch.arange(n, device=k_BGSD.device) * heads // n
         k_BGSD, v_BGSD = k_BGSD.index_select(1, copies), v_BGSD.index_select(1, copies)
-    there, back = partial(_to_heads, group=group), partial(_to_tokens, group=group)
-    q, k, v = (Conjugate.apply(x, there, back) for x in (q_BASD, k_BGSD, v_BGSD))
-    return q, k, v
+    there, back = partial(_exchange, 1, 2, group), partial(_exchange, 2, 1, group)
+    return [Conjugate.apply(x, there, back) for x in (q_BASD, k_BGSD, v_BGSD)]
 
 
 def to_tokens(o_BhTD: Tensor, group: Group) -> Tensor:
     """Exchanges them back."""
-    there, back = partial(_to_tokens, group=group), partial(_to_heads, group=group)
+    there, back = partial(_exchange, 2, 1, group), partial(_exchange, 1, 2, group)
     return Conjugate.apply(o_BhTD, there, back)
 
 
-def _to_heads(x_BHSD: Tensor, group: Group) -> Tensor:
-    n = dist.get_world_size(group)
-    out_NBhSD = torch.stack(x_BHSD.chunk(n, 1))  # by the rank that gets it
-    came_NBhSD = _all_to_all(out_NBhSD, group)  # by the rank that it is from
-    return came_NBhSD.movedim(0, 2).flatten(2, 3)
-
-
-def _to_tokens(x_BhTD: Tensor, group: Group) -> Tensor:
-    n = dist.get_world_size(group)
-    out_NBhSD = torch.stack(x_BhTD.chunk(n, 2))
-    return _all_to_all(out_NBhSD, group).transpose(0, 1).flatten(1, 2)
-
-
-def _all_to_all(out: Tensor, group: Group) -> Tensor:
-    """Part r goes to rank r; part r of the result is from rank r."""
-    if len(out) == 1:
-        return out
-    out = out.contiguous()  # torch.stack follows the strides of some inputs
-    came = torch.empty_like(out)
-    dist.all_to_all_single(came, out, group=group)
-    return came
+def _exchange(cut: int, join: int, group: Group, x: Tensor) -> Tensor:
+    """Part r along dim `cut` goes to rank r; what comes is put together along `join`."""
+    out = torch.stack(x.chunk(dist.get_world_size(group), cut)).contiguous()
+    came = out
+    if len(out) > 1:
+        came = torch.empty_like(out)
+        dist.all_to_all_single(came, out, group=group)
+    return torch.cat(list(came), join)

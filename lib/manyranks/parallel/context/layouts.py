@@ -198,13 +198,12 @@ class Mask:
 
     def keys(self, places_CL: Tensor, device: torch.device) -> Keys:
         """Returns keys at these places, on the CPU, which rise in each chunk."""
-        places_T, slices = places_CL.flatten(), _slices(places_CL, self.tile)
-        ranges = _ranges(places_T[None], slices)
-        return Keys(places_T.to(device), list(zip(slices, ranges, strict=True)))
+        places_T = places_CL.flatten()
+        return Keys(places_T.to(device), _tiles(places_CL, self.tile, places_T[None]))
 
     def queries(self, places_CL: Tensor, device: torch.device) -> Queries:
         """Returns what queries at these places, on the CPU, see."""
-        places_S, slices = places_CL.flatten(), _slices(places_CL, self.tile)
+        places_S = places_CL.flatten()
         first_BS = torch.zeros_like(places_S)[None]
         last_BS = torch.full_like(places_S, _FAR)[None]
         if self.documents_BT is not None:
@@ -214,10 +213,8 @@ class Mask:
         if self.window:
             first_BS = first_BS.maximum(places_S - self.window + 1)
             last_BS = last_BS.minimum(places_S + self.window - 1)
-        ranges = _ranges(first_BS, slices), _ranges(last_BS, slices)
-        return Queries(
-            first_BS.to(device), last_BS.to(device), list(zip(slices, *ranges, strict=True))
-        )
+        tiles = _tiles(places_CL, self.tile, first_BS, last_BS)
+        return Queries(first_BS.to(device), last_BS.to(device), tiles)
 
     def stops(self, places: list[Tensor]) -> list[int]:
         """Returns how far from home, in ranks, keys are seen by any rank's queries.
@@ -270,15 +267,13 @@ def hidden(queries: Queries, keys: Keys, rows: slice, seen: Seen) -> Tensor | No
     return found_BST
 
 
-def _slices(places_CL: Tensor, tile: int) -> list[slice]:
-    """Each chunk in as few nearly equal tiles as possible."""
+def _tiles(places_CL: Tensor, tile: int, *values_BS: Tensor) -> list[tuple]:
+    """Each chunk in as few nearly equal tiles as possible: the slices, and the least and
+    greatest of these values, which rise inside a chunk."""
     chunks, length = places_CL.shape
-    edges = accumulate(chunks * chunk_sizes(length, -(-length // tile)), initial=0)
-    return [slice(*pair) for pair in pairwise(edges)]
-
-
-def _ranges(values_BS: Tensor, slices: list[slice]) -> list[Range]:
-    """Least and greatest of each slice: the values rise inside it."""
-    starts, ends = [s.start for s in slices], [s.stop - 1 for s in slices]
-    least, greatest = values_BS[:, starts].amin(0), values_BS[:, ends].amax(0)
-    return list(zip(least.tolist(), greatest.tolist(), strict=True))
+    edges = list(accumulate(chunks * chunk_sizes(length, -(-length // tile)), initial=0))
+    ranges = []
+    for each_BS in values_BS:
+        least, greatest = each_BS[:, edges[:-1]], each_BS[:, [e - 1 for e in edges[1:]]]
+        ranges.append(zip(least.amin(0).tolist(), greatest.amax(0).tolist(), strict=True))
+    return list(zip([slice(*pair) for pair in pairwise(edges)], *ranges, strict=True))

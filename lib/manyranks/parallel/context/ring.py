@@ -121,13 +121,16 @@ class Ring(NamedTuple):
     stops: list[int]
 
     def visits(self, k_BGSD: Tensor, v_BGSD: Tensor) -> Iterator[tuple[Keys, Tensor]]:
-        """Keys and values go round as one block."""
+        """Yields the blocks of keys and values, kv_2BGTD, as rounds does."""
         both = torch.stack((k_BGSD, v_BGSD))
         return self.rounds(both.contiguous())  # stack may keep odd strides
 
     def rounds(self, block: Tensor) -> Iterator[tuple[Keys, Tensor]]:
-        """The own block, then that of the rank before, …: the next one is on its way
-        while the caller works on this one, whose memory is then used again."""
+        """Yields the own block, then that of the rank before, …, and where its keys stand.
+
+        While the caller works on a block, the next one is on its way. Then its memory is
+        used again.
+        """
         rank, spare = self.everyone.place, None
         for stop, following in pairwise(self.stops):
             coming = torch.empty_like(block) if spare is None else spare
@@ -138,7 +141,7 @@ class Ring(NamedTuple):
         yield self.keys[rank - self.stops[-1]], block
 
     def behind(self) -> "Behind":
-        """What the blocks' gradients travel in."""
+        """Returns what the blocks' gradients travel in."""
         ends = *self.stops[1:], len(self.keys)
         return Behind(self.everyone, [b - a for a, b in pairwise(ends)])
 
@@ -166,7 +169,7 @@ class Behind:
         self.spare: list[Tensor] = []  # memory that's used again
 
     def room(self, k_BGTD: Tensor) -> Tensor:
-        """Zeros, to which the gradients of this block's keys and values are added."""
+        """Returns zeros, to which the gradients of the visiting block are added."""
         return self.spare.pop().zero_() if self.spare else zeros_like(k_BGTD, 2)
 
     def add(self, part: Tensor) -> None:
@@ -180,7 +183,7 @@ class Behind:
         self.works = hop(part, coming, self.hops.pop(0), self.everyone)
 
     def home(self) -> Tensor:
-        """The whole gradient of this rank's own block."""
+        """Returns the whole gradient of this rank's own block."""
         self._add_arrived(self.own)
         self.spare.clear()
         return self.own
