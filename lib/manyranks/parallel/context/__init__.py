@@ -5,6 +5,9 @@
     layouts    which tokens a rank has, which keys a query sees, which tiles are skipped
     exchange   keys and values gathered at once; heads exchanged for tokens; and that inside
                a ring
+    latent     keys and values travel compressed
+    states     linear attention, whose state is passed on
+    dynamic    as many ranks for a document as it needs
     apply      a whole model from outside
     checks     what is refused
 
@@ -19,16 +22,21 @@ from manyranks.parallel.context.exchange import (
     ring_ulysses_attention,
     ulysses_attention,
 )
+from manyranks.parallel.context.latent import absorbed_attention, latent_attention
 from manyranks.parallel.context.layouts import LAYOUTS, Mask, positions, shard, unshard
 from manyranks.parallel.context.ring import merge, ring_attention
+from manyranks.parallel.context.states import linear_attention
 
 __all__ = [
     "ATTENTION",
     "LAYOUTS",
     "ContextParallel",
     "Mask",
+    "absorbed_attention",
     "all_gather_attention",
     "blockwise_attention",
+    "latent_attention",
+    "linear_attention",
     "merge",
     "positions",
     "ring_attention",

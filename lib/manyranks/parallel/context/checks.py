@@ -91,10 +91,10 @@ def not_autocast(attend: Callable) -> Callable:
     """Autocast would make 16 bits of the scores and of the sums that are merged."""
 
     @wraps(attend)
-    def run(first, second: Tensor, *others) -> None:
-        kind = second.device.type
+    def run(*given):
+        kind = next(x for x in given if isinstance(x, Tensor)).device.type
         available = torch.amp.is_autocast_available(kind)
         with torch.autocast(kind, enabled=False) if available else nullcontext():
-            attend(first, second, *others)
+            return attend(*given)
 
     return run

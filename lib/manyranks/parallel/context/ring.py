@@ -121,13 +121,17 @@ class Ring(NamedTuple):
     stops: list[int]
 
     def visits(self, k_BGSD: Tensor, v_BGSD: Tensor) -> Iterator[tuple[Keys, Tensor]]:
+        """Yields the blocks of keys and values, kv_2BGTD, as rounds does."""
+        both = torch.stack((k_BGSD, v_BGSD))
+        return self.rounds(both.contiguous())  # stack may keep odd strides
+
+    def rounds(self, block: Tensor) -> Iterator[tuple[Keys, Tensor]]:
         """Yields the own block, then that of the rank before, …, and where its keys stand.
 
         While the caller works on a block, the next one is on its way. Then its memory is
         used again.
         """
         rank, spare = self.everyone.place, None
-        block = torch.stack((k_BGSD, v_BGSD)).contiguous()  # stack may keep odd strides
         for stop, following in pairwise(self.stops):
             coming = torch.empty_like(block) if spare is None else spare
             works = hop(block, coming, following - stop, self.everyone)
@@ -278,7 +282,7 @@ def attend_backward(
         _by_group(x, groups) for x in (q_BASD, dq_BASD, *output)
     )
     k_UTD, v_UTD = k_BGTD.flatten(0, 1), v_BGTD.flatten(0, 1)
-    dk_UTD, dv_UTD = dkv_2BGTD.flatten(1, 2)
+    dk_UTD, dv_UTD = (x.flatten(0, 1) for x in dkv_2BGTD)
     scale, kind = q_BASD.shape[-1] ** -0.5, lse_URS.dtype
     for rows, tiles in pairs(queries, keys):
         q_UQD = _scaled(q_URSD[:, :, rows], kind)

@@ -21,7 +21,17 @@ from manyranks.theory.context.masks import (
     window_work,
     work,
 )
-from manyranks.theory.context.sends import VARIANTS, all_gather, calls, ring, ring_ulysses, tensor_parallel, ulysses
+from manyranks.theory.context.sends import (
+    VARIANTS,
+    all_gather,
+    calls,
+    latent_ring,
+    ring,
+    ring_ulysses,
+    states,
+    tensor_parallel,
+    ulysses,
+)
 from manyranks.theory.context.times import hops, least_shard
 
 __all__ = [
@@ -38,6 +48,7 @@ __all__ = [
     "flops",
     "hops",
     "in_step",
+    "latent_ring",
     "least_shard",
     "longest",
     "of_others",
@@ -46,6 +57,7 @@ __all__ = [
     "ring",
     "ring_ulysses",
     "saved",
+    "states",
     "stops",
     "surplus",
     "tensor_parallel",

@@ -109,6 +109,26 @@ def ring(
     return _counted("ring", sizes_of(batch, seq, heads, kv_heads, head_size, n), kv_heads, itemsize, accumulating, hops)
 
 
+def latent_ring(
+    batch: int, seq: int, kv_rank: int, rope_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
+) -> Passes:
+    """The ring of multi-head latent attention: b·(s/N)·(kv_rank + rope_size) numbers travel, whatever the heads; as in ring.
+
+    Raises ValueError as sizes_of does.
+    """
+    one, sums = sizes_of(batch, seq, 1, 1, kv_rank + rope_size, n), gradient_size(itemsize, accumulating)
+    return counted(messages("ring", n, 0, one.keys, 0, itemsize, sums), n)
+
+
+def states(batch: int, heads: int, key_size: int, value_size: int, n: int, itemsize: int = 4) -> Passes:
+    """Linear attention's all-gathers of states and their decays, b·a·(D·V + 1) numbers of each rank, and of states' gradients
+    in backward: no sequence length is in it. Raises ValueError for sizes below 1. Source: arXiv 2502.07563, section 3."""
+    checks.whole(batch=batch, heads=heads, key_size=key_size, value_size=value_size, n=n, itemsize=itemsize)
+    state, decay = batch * heads * key_size * value_size, batch * heads
+    gather = Call("cp", "all_gather", n * (state + decay), itemsize)
+    return counted([gather, gather._replace(elements=n * state, when=BACKWARD)], n)
+
+
 def all_gather(
     batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
 ) -> Passes:
