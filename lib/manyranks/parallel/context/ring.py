@@ -121,7 +121,7 @@ class Ring(NamedTuple):
     stops: list[int]
 
     def visits(self, k_BGSD: Tensor, v_BGSD: Tensor) -> Iterator[tuple[Keys, Tensor]]:
-        """Yields the blocks of keys and values, kv_2BGTD, as rounds does."""
+        """Yields the own block of keys and values, then those of other ranks."""
         both = torch.stack((k_BGSD, v_BGSD))
         return self.rounds(both.contiguous())  # stack may keep odd strides
 
