@@ -46,8 +46,7 @@ def ring_attention(
     """
     everyone, look = members(group), Mask(**mask)
     places = fitting(q_BASD, k_BGSD, v_BGSD, look, len(everyone.ranks))
-    queries = look.queries(places[everyone.place], q_BASD.device)
-    keys = [look.keys(places_CL, q_BASD.device) for places_CL in places]
+    queries, keys = look.sight(places, everyone.place, q_BASD.device)
     ring = Ring(everyone, keys, look.stops(places))
     return Attention.apply(q_BASD, k_BGSD, v_BGSD, queries, ring)
 
