@@ -30,7 +30,7 @@ def differences(attend, one_process, whole: list[Tensor], weights: list[Tensor],
     own = [cut(x.detach()).requires_grad_() for x in whole]
     o = attend(*own, *weights)
     grads = torch.autograd.grad((o * cut(pull)).sum(), own + weights)
-    totals = grads[len(own) :]
+    totals = [grad.contiguous() for grad in grads[len(own) :]]
     for total in totals:
         dist.all_reduce(total)
     theirs = [cut(x) for x in (expected, *right[: len(own)])]

@@ -19,7 +19,7 @@ _COLLECTIVES = ("allreduce_", "_allgather_base_", "_reduce_scatter_base_")
 
 
 @contextlib.contextmanager
-def without_numbers() -> Iterator[None]:
+def without_numbers(*groups: dist.ProcessGroup) -> Iterator[None]:
     """Inside, on a rank of a gloo world, new tensors are on the "meta" device, and their messages are noted but not sent.
 
     So world.measure(..., flops=True) records what the code would issue: each call with its bytes, and the FLOPs and bytes of
@@ -28,10 +28,12 @@ def without_numbers() -> Iterator[None]:
     point to point, and all-reduce, all-gather, reduce-scatter and all-to-all of tensors.
 
     Tensors made before keep their numbers, are sent, and serve as indices and masks of those without: a routing can be real.
+    groups: others than the world in which ranks send point to point.
     """
-    group, library = dist.group.WORLD, torch.library.Library("c10d", "IMPL")
-    gloo = group._get_backend(torch.device("cpu"))
-    group._register_backend(torch.device("meta"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    library = torch.library.Library("c10d", "IMPL")
+    for group in (dist.group.WORLD, *groups):
+        gloo = group._get_backend(torch.device("cpu"))
+        group._register_backend(torch.device("meta"), dist.ProcessGroup.BackendType.GLOO, gloo)
     try:
         for name in _POINT_TO_POINT:
             library.impl(name, lambda *_, **__: _over(), "Meta")

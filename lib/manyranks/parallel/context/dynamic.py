@@ -14,6 +14,7 @@ has less to do than the slowest one, counted in scores of attention.
 Sources: ByteScale, arXiv 2502.21231; FlexSP, arXiv 2412.01523.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -63,7 +64,7 @@ def tokens(length: int, c: int) -> int:
 
 
 def scores(length: int, c: int) -> int:
-    """Returns the scores each of c ranks computes of a document: zigzag makes them equal."""
+    """Returns the scores of each of c ranks for a document; zigzag makes them equal."""
     own = tokens(length, c)
     return own * (c * own + 1) // 2
 
@@ -73,16 +74,16 @@ def loads(
 ) -> list[int]:
     """Returns each rank's scores of one head in a step.
 
-    token: scores that take as long as one token's linear layers, 0 to count attention only
+    lengths: tokens of each document
+    n: ranks
+    token: scores that take as long as a token's linear layers; 0 counts attention only
 
     A rank idles for what it has less than the largest.
     """
     found = [0] * n
-    for micro in plan:
-        for rank in micro.ranks:
-            found[rank] += sum(
-                _cost(lengths[i], len(micro.ranks), token) for i in micro.documents
-            )
+    for documents, ranks in plan:
+        for rank in ranks:
+            found[rank] += sum(_cost(lengths[i], len(ranks), token) for i in documents)
     return found
 
 
@@ -95,12 +96,10 @@ def dynamic(
 ) -> list[Micro]:
     """Plans a step in which each document has a group of its own size.
 
-    lengths: tokens of each document
-    n: ranks
+    lengths, n, token: as in loads
     most: tokens of a rank in one micro-batch
     sizes: of groups, each a divisor of the next and the last of n; degrees(n) if None.
         With a single one, the degree is fixed and only the balance is left
-    token: as in loads
 
     A document has the smallest group in which it fits. The largest go first, each to the
     group that has least to do. Then the slowest rank's costliest document gets the next
@@ -109,10 +108,17 @@ def dynamic(
     """
     sizes = _checked(lengths, n, most, sizes)
     wanted = [next(c for c in sizes if tokens(each, c) <= most) for each in lengths]
-    plan = _dealt(lengths, wanted, n, most, token)
-    while better := _better(lengths, wanted, plan, n, most, sizes, token):
-        plan, wanted = better
-    return plan
+    plan, least = _dealt(lengths, wanted, n, most, token), math.inf
+    while max(each := loads(plan, lengths, n, token)) <= (1 - WORTH) * least:
+        best, least = plan, max(each)
+        busy = [documents for documents, ranks in plan if each.index(least) in ranks]
+        narrow = [i for documents in busy for i in documents if wanted[i] < sizes[-1]]
+        if not narrow:
+            break
+        costliest = max(narrow, key=lambda i: _cost(lengths[i], wanted[i], token))
+        wanted[costliest] = sizes[sizes.index(wanted[costliest]) + 1]
+        plan = _dealt(lengths, wanted, n, most, token)
+    return best
 
 
 def in_order(lengths: Sequence[int], n: int, most: int, c: int) -> list[Micro]:
@@ -131,56 +137,36 @@ def in_order(lengths: Sequence[int], n: int, most: int, c: int) -> list[Micro]:
     return [Micro(tuple(own), blocks[k % len(blocks)]) for k, own in enumerate(packs)]
 
 
-def _better(
-    lengths: Sequence[int],
-    wanted: list[int],
-    plan: list[Micro],
-    n: int,
-    most: int,
-    sizes: list[int],
-    token: int,
-) -> tuple[list[Micro], list[int]] | None:
-    """A plan in which the slowest rank's costliest document has the next larger group."""
-    each = loads(plan, lengths, n, token)
-    slowest = each.index(max(each))
-    own = [i for micro in plan if slowest in micro.ranks for i in micro.documents]
-    own = [i for i in own if wanted[i] < sizes[-1]]
-    if not own:
-        return None
-    costliest = max(own, key=lambda i: _cost(lengths[i], wanted[i], token))
-    wider = list(wanted)
-    wider[costliest] = sizes[sizes.index(wanted[costliest]) + 1]
-    trial = _dealt(lengths, wider, n, most, token)
-    saves = max(loads(trial, lengths, n, token)) <= (1 - WORTH) * max(each)
-    return (trial, wider) if saves else None
-
-
 def _dealt(
     lengths: Sequence[int], wanted: list[int], n: int, most: int, token: int
 ) -> list[Micro]:
     """Documents in groups of the sizes that are wanted, the largest groups first."""
     cost = [_cost(*each, token) for each in zip(lengths, wanted, strict=True)]
-    each, given = [0] * n, {}
+    each: list[int] = [0] * n
+    given: dict[range, list[int]] = {}
     for i in sorted(range(len(lengths)), key=lambda i: (-wanted[i], -cost[i])):
-        # All ranks of a group have done the same so far.
+        # All ranks of a group have as much to do so far.
         ranks = min(_blocks(n, wanted[i]), key=lambda ranks: each[ranks.start])
         given.setdefault(ranks, []).append(i)
         for rank in ranks:
             each[rank] += cost[i]
+    sizes = [tokens(*each) for each in zip(lengths, wanted, strict=True)]
     return [
         Micro(tuple(own), ranks)
         for ranks, documents in given.items()
-        for own in _packed(documents, [tokens(each, len(ranks)) for each in lengths], most)
+        for own in _packed(documents, sizes, most)
     ]
 
 
-def _packed(documents: list[int], tokens: list[int], most: int) -> list[list[int]]:
+def _packed(documents: list[int], sizes: list[int], most: int) -> list[list[int]]:
     """Each document goes to the first micro-batch that has room, the longest first."""
     packs: list[list[int]] = []
     for i in documents:
-        room = (own for own in packs if sum(tokens[j] for j in own) + tokens[i] <= most)
-        own = next(room, None)
-        packs.append([i]) if own is None else own.append(i)
+        fits = (own for own in packs if sum(sizes[j] for j in own) + sizes[i] <= most)
+        if (own := next(fits, None)) is None:
+            packs.append([i])
+        else:
+            own.append(i)
     return packs
 
 
