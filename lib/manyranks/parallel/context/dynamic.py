@@ -87,7 +87,7 @@ def loads(
     return found
 
 
-def dynamic(
+def planned(
     lengths: Sequence[int],
     n: int,
     most: int,
@@ -125,7 +125,7 @@ def in_order(lengths: Sequence[int], n: int, most: int, c: int) -> list[Micro]:
     """Plans a step of a fixed degree, as a loader that knows of no other document does.
 
     Documents fill micro-batches as they come, and these go to the n/c groups in turn.
-    Raises ValueError as dynamic does.
+    Raises ValueError as planned does.
     """
     _checked(lengths, n, most, [c])
     packs: list[list[int]] = [[]]
@@ -181,7 +181,7 @@ def _cost(length: int, c: int, token: int) -> int:
 def _checked(
     lengths: Sequence[int], n: int, most: int, sizes: Sequence[int] | None
 ) -> list[int]:
-    """The sizes of groups. Raises ValueError as dynamic does."""
+    """The sizes of groups. Raises ValueError as planned does."""
     given = {f"lengths[{i}]": each for i, each in enumerate(lengths)}
     for name, value in {"n": n, "most": most, **given}.items():
         if type(value) is not int or value < 1:
@@ -212,7 +212,7 @@ def _checked(
 def make_groups(sizes: Sequence[int], group: Group = None) -> dict[int, Group]:
     """Makes this rank's group of each size; call it on every rank, once, before all steps.
 
-    sizes: as in dynamic
+    sizes: as in planned
     group: the n ranks, None for all
 
     Raises ValueError for sizes that don't lie in each other.
