@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-GRADE = ROOT / "lib" / "manyranks" / "grade"
+GRADE, GIVEN = (ROOT / "lib" / "manyranks" / name for name in ("grade", "given"))
 
 
 def lines(files: Iterable[Path]) -> int:
@@ -68,7 +68,7 @@ def figures() -> dict[str, int]:
     number = len({_exercise(file) for file in exercises().values()})
     tests = [*(ROOT / "tests" / "grading").rglob("*.py"), *(ROOT / "solutions").glob("*/mistakes.py")]
     return {
-        "lines in grade/, per exercise": lines(modules().values()) // number,
+        "lines in grade/ and given/, per exercise": lines([*modules().values(), *GIVEN.glob("*.py")]) // number,
         "lines of the longest exercise": max(lines([file]) for file in exercises().values()),
         "lines in tests/grading/ and solutions/*/mistakes.py, per exercise": lines(tests) // number,
         "files to follow a check": max(len(opened(name)) for name in exercises()),

@@ -1,7 +1,6 @@
-"""ContextParallel: the GPT, applied from outside, trains as one process does with all tokens."""
+"""ContextParallel: the GPT, applied from outside, has the gradients of one process with all tokens, and its loss."""
 
 from contextlib import nullcontext
-from functools import cache, partial
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from manyranks.parallel.tensor import parallelize
 from manyranks.training import tensor_styles
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, Layer, loss
+from tests.conftest import matrix
 from tests.ranks.test_tensor import lively, off
 from tests.unit.attention_reference import largest
 
@@ -25,8 +25,6 @@ KINDS = {
     "frozen": {"style": "gpt2", "tied": False},
 }
 FROZEN = ("embedding.", "layers.0.attention.query", "layers.0.attention.value", "head.norm")
-OPTIMIZERS = {"sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9), "adamw": partial(torch.optim.AdamW, lr=1e-2)}
-MOST = 0.8  # the norm at which gradients are clipped
 
 
 def gpt(kind: str, layers: int = 2) -> GPT:
@@ -71,83 +69,38 @@ def ours(model: ContextParallel, number: int, documents: bool) -> Tensor:
     return model.loss(logits_BSV, model.shard(targets))
 
 
-@cache
-def trained(kind: str, optimizer: str, documents: bool, micro: int, steps: int = 20) -> tuple[dict, list[float]]:
-    """One process's weights, and each step's norm before it was clipped. micro: micro-batches of a step."""
-    model, norms = gpt(kind, layers=1), []
-    steps_of = OPTIMIZERS[optimizer](model.parameters())
-    for step in range(steps):
-        steps_of.zero_grad()
-        (sum(alone(model, micro * step + part, documents) for part in range(micro)) / micro).backward()
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), MOST).item())
-        steps_of.step()
-    return {name: p.detach() for name, p in model.named_parameters()}, norms
+WAYS = [  # model, whether with documents, whether layers keep only their input, and how
+    ("gpt2", False, False, {}),
+    ("gpt2", True, True, {"window": 6}),
+    ("llama", True, False, {"layout": "contiguous", "window": 7}),
+    ("frozen", False, False, {"layout": "striped"}),
+    ("gpt2", True, True, {"attention": "all-gather"}),
+    ("gpt2", True, True, {"attention": "ulysses"}),
+    ("llama", True, False, {"attention": "ring-ulysses"}),
+]
 
 
-def train(kind: str, optimizer: str, documents: bool, micro: int, expected: dict, norms: list[float], **how) -> float:
-    """The same on ranks; the largest difference of a weight."""
-    if shape := how.pop("shape", None):
-        how["mesh"] = init_device_mesh("cpu", shape, mesh_dim_names=("ring", "ulysses"))
-    model = ContextParallel(gpt(kind, layers=1), CORES, **how)
-    steps_of = OPTIMIZERS[optimizer](model.parameters())
-    for step, norm in enumerate(norms):
-        steps_of.zero_grad()
-        for part in range(micro):
-            with nullcontext() if part == micro - 1 else model.no_sync():
-                (ours(model, micro * step + part, documents) / micro).backward()
-                model.finish()
-        assert abs(nn.utils.clip_grad_norm_(model.parameters(), MOST).item() - norm) < 1e-9
-        steps_of.step()
-    return largest(off(p, expected[name]) for name, p in model.module.named_parameters())
+def micro_batches(kind: str, documents: bool, checkpointed: bool, how: dict) -> float:
+    """Gradients of two micro-batches, which are summed once: the largest difference."""
+    n, one = dist.get_world_size(), gpt(kind)
+    if how.get("attention") == "ring-ulysses":
+        how = how | {"mesh": init_device_mesh("cpu", (2, 2) if n == 4 else (n, 1), mesh_dim_names=("ring", "ulysses"))}
+    model = ContextParallel(gpt(kind), CORES, **how)
+    assert not checkpointed or len(checkpoint_modules(model, lambda module: isinstance(module, Layer))) == 2
+    for number, where in enumerate((model.no_sync(), nullcontext())):
+        (alone(one, number, documents, how.get("window")) / 2).backward()
+        with where:
+            (ours(model, number, documents) / 2).backward()
+            model.finish()
+    theirs = dict(one.named_parameters())
+    assert [p.grad is None for p in theirs.values()] == [p.grad is None for p in model.module.parameters()]
+    return largest(off(p.grad, theirs[name].grad) for name, p in model.module.named_parameters())
 
 
-WAYS = {  # model, optimizer, documents, micro-batches of a step
-    2: [("llama", "sgd", True, 2, {"layout": "contiguous"}), ("gpt2", "adamw", False, 1, {"attention": "ulysses"})],
-    3: [
-        ("gpt2", "sgd", True, 1, {"attention": "all-gather"}),
-        ("frozen", "sgd", False, 2, {"layout": "striped"}),
-        ("llama", "adamw", False, 1, {}),
-    ],
-    4: [
-        ("llama", "sgd", True, 1, {"attention": "ring-ulysses", "shape": (2, 2)}),
-        ("gpt2", "sgd", False, 1, {"attention": "ulysses", "layout": "striped"}),
-    ],
-}
-NEAR = {"sgd": 1e-12, "adamw": 1e-9}  # Adam divides a gradient by its own size: one that is nothing but rounding grows
-
-
-@pytest.mark.whole
-def test_20_steps_of_micro_batches_and_a_clipped_norm_are_those_of_one_process(shared_worlds):
-    for *what, how in WAYS[shared_worlds.size]:
-        weights, norms = trained(*what)
-        assert min(norms) < MOST < max(norms)
-        assert largest(shared_worlds.run(train, *what, weights, norms, **how)) < NEAR[what[1]], (what, how)
-
-
-# Together with other techniques
-
-
-def gaps(model: nn.Module, other: nn.Module) -> float:
-    theirs = dict(other.named_parameters())
-    return largest(off(p.grad, theirs[name].grad) for name, p in model.named_parameters())
-
-
-def with_checkpoints() -> dict[str, float]:
-    """Layers of which only the input is kept, with documents and a window: the ring goes round once more in backward."""
-    found = {}
-    for attention in ("ring", "all-gather", "ulysses"):
-        one, model = gpt("gpt2"), ContextParallel(gpt("gpt2"), CORES, attention=attention, window=6)
-        assert len(checkpoint_modules(model, lambda module: isinstance(module, Layer))) == 2
-        alone(one, 0, documents=True, window=6).backward()
-        ours(model, 0, documents=True).backward()
-        model.finish()
-        found[attention] = gaps(model.module, one)
-    return found
-
-
-def test_layers_may_be_checkpointed(shared_world):
-    for found in shared_world.run(with_checkpoints):
-        assert largest(found.values()) < 1e-12
+@pytest.mark.parametrize("shared_worlds", matrix([2, 3, 4], [4]), indirect=True, scope="module")
+def test_gradients_of_micro_batches_are_those_of_one_process(shared_worlds):
+    for way in WAYS:
+        assert largest(shared_worlds.run(micro_batches, *way)) < 1e-12, way
 
 
 def with_tensor_parallelism(**how) -> dict[str, float]:

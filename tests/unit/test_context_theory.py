@@ -14,7 +14,7 @@ from manyranks.theory.collectives import chunk_sizes
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import context as tables
 from manyranks.theory.published import steps
-from manyranks.theory.tensor import Calls, Passes
+from manyranks.theory.tensor import Calls
 from tests.unit import exposed
 
 H100 = clusters["h100-dgx"]
@@ -34,42 +34,6 @@ def test_a_ring_sends_keys_and_values_to_all_others_and_in_backward_their_gradie
     assert backward == Calls(send=2 * (n - 1), bytes=(n - 1) * block * (2 + 4))
     assert context.ring(*SIZES, n, itemsize=8).backward.bytes == (n - 1) * block * (8 + 8)
     assert context.ring(*SIZES, n, accumulating=2).backward.bytes == (n - 1) * block * (2 + 2)
-
-
-@given(st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 4, 8]), st.sampled_from([1, 2, 3, 4, 6]))
-def test_an_all_gather_sends_the_bytes_of_the_ring_in_three_collectives(b, groups, itemsize, n):
-    sizes = (b, 12, 2 * groups, groups, 5, n)
-    ring, gathered = context.ring(*sizes, itemsize), context.all_gather(*sizes, itemsize)
-    assert [each.bytes for each in gathered] == [each.bytes for each in ring]
-    some = 1 if n > 1 else 0
-    assert gathered.both[:3] == (0, 2 * some, some)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 12])
-def test_ulysses_sends_four_shards_but_its_own_part_and_the_less_the_more_ranks(n):
-    b, s, a, _, d = SIZES
-    forward, backward = context.ulysses(b, s, a, a, d, n)
-    assert forward == backward == Calls(all_to_all=4 if n > 1 else 0, bytes=2 * 4 * b * s // n * a * d * (n - 1) // n)
-
-
-def test_ulysses_sends_grouped_heads_once_to_each_rank_that_reads_them():
-    shard = 2 * 48 * 8  # b·s·D, of all ranks
-    queries = lambda n: 2 * shard // n * 12 * (n - 1) // n  # noqa: E731 of queries and output
-    assert context.ulysses(*SIZES, 2).forward.bytes == 2 * (queries(2) + 2 * shard // 2 * 1)
-    for n in (4, 6, 12):  # more ranks than key/value heads: one head to each other rank
-        assert context.ulysses(*SIZES, n).forward.bytes == 2 * (queries(n) + 2 * shard // n * (n - 1))
-
-
-@pytest.mark.parametrize(("r", "u"), [(1, 4), (4, 1), (2, 2), (3, 2), (2, 6)])
-def test_ring_and_ulysses_together_are_ulysses_inside_and_a_ring_outside(r, u):
-    b, s, a, g, d = SIZES
-    found = context.ring_ulysses(*SIZES, r, u)
-    inner = context.ulysses(b, s // r, a, g, d, u)
-    message = 2 * b * max(1, g // u) * s // r * d
-    outer = Passes(Calls(send=r - 1, bytes=(r - 1) * message * 2), Calls(send=2 * (r - 1), bytes=(r - 1) * message * 6))
-    assert found == inner + outer
-    if 1 in (r, u):
-        assert found == (context.ring if u == 1 else context.ulysses)(*SIZES, r * u)
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 3), st.integers(1, 4))

@@ -236,14 +236,7 @@ def apart(there: str, here: str, got: float, right: float) -> tuple[str, str]:
 
 
 def sent(
-    share: float,
-    what: str,
-    ops: str = "",
-    in_order: bool = False,
-    hint: str = "",
-    instead: dict[str, str] | None = None,
-    last: bool = False,
-    groups: bool = False,
+    share: float, what: str, ops: str = "", hint: str = "", instead: dict[str, str] | None = None, groups: bool = False
 ) -> Judge:
     """The ranks' calls are those of the right answer: operation, bytes, whom they reach. ops: a pattern, of those that count.
 
@@ -255,7 +248,7 @@ def sent(
     def calls(seen: Seen) -> list[tuple[str, int, str]]:
         among = [call for call in seen.calls if len(call.ranks) > 1 and wanted.search(call.op)]  # one alone sends nothing
         found = [(call.op, call.bytes, _whom(call, groups)) for call in among]
-        return found if in_order else sorted(found)
+        return sorted(found)
 
     def look(seen: Seen) -> dict[str, Fact]:
         return {"calls": [list(call) for call in calls(seen)]}
@@ -268,7 +261,7 @@ def sent(
 
         return _all_waited(trial, _first(trial, right, wrong))
 
-    return Judge(what, share, verdict, look, last=last)
+    return Judge(what, share, verdict, look)
 
 
 def _all_waited(trial: Trial, found: Verdict) -> Verdict:
@@ -403,7 +396,7 @@ def around(steps: list[str], at: int, before: int = 2, after: int = 4) -> str:
     return ("… " if first else "") + ", ".join(shown) + (" …" if at + after < len(steps) else "")
 
 
-def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, hint: str = "", last: bool = False) -> Judge:
+def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, hint: str = "") -> Judge:
     """No rank holds more than the right answer, each time that the script weighs. room: bytes that it may have more.
 
     peak: the same of the most that is alive inside the script's `peak`; None where it does not count.
@@ -427,7 +420,7 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
 
         return _first(trial, right, wrong)
 
-    return Judge(what, share, verdict, look, last=last)
+    return Judge(what, share, verdict, look)
 
 
 def _steps(count: int) -> int:

@@ -172,7 +172,10 @@ def _unit(own: tuple[nn.ModuleList, list[Batch]], kind, watch: Watch) -> dict:
     return found
 
 
-_INSTEAD = {"all_reduce": "dist.reduce_scatter_single gives each its shard, for half the bytes of an all-reduce"}
+_INSTEAD = {
+    "all_reduce": "dist.reduce_scatter_single gives each its shard, for half the bytes of an all-reduce",
+    "broadcast": "one all-gather brings all shards at once",
+}
 _ASYNC = "start() issues the gathers, with async_op=True, and keeps what they return; wait() waits for it; reduce() reduces"
 _OFTEN = (
     "start() gathers each parameter of a free unit once, frozen ones, too; after that the unit is whole until free(). reduce() "

@@ -57,7 +57,7 @@ class Here(NamedTuple):
 
 
 def _here(q: Tensor, k: Tensor, v: Tensor, look: Mask, places_CL: Tensor) -> Tensor:
-    queries, keys = look.queries(places_CL, q.device), look.keys(places_CL, q.device)
+    queries, (keys,) = look.sight([places_CL], 0, q.device)
     return Attention.apply(q, k, v, queries, Here(keys))
 
 
@@ -76,8 +76,7 @@ def all_gather_attention(
     """
     everyone, look = members(group), Mask(**mask)
     places = fitting(q_BASD, k_BGSD, v_BGSD, look, len(everyone.ranks))
-    queries = look.queries(places[everyone.place], q_BASD.device)
-    keys = [look.keys(places_CL, q_BASD.device) for places_CL in places]
+    queries, keys = look.sight(places, everyone.place, q_BASD.device)
     return Attention.apply(q_BASD, k_BGSD, v_BGSD, queries, Gathered(group, keys))
 
 

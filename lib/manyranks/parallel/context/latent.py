@@ -55,8 +55,7 @@ def latent_attention(
     everyone, look = members(group), Mask(**mask)
     _check(q_BASE, latent_BSK, rotary_BSP, up_k_GDK, up_v_GVK)
     places = fitting(q_BASE, q_BASE, q_BASE, look, len(everyone.ranks))
-    queries = look.queries(places[everyone.place], q_BASE.device)
-    keys = [look.keys(places_CL, q_BASE.device) for places_CL in places]
+    queries, keys = look.sight(places, everyone.place, q_BASE.device)
     ring = Ring(everyone, keys, look.stops(places))
     x_BSL = torch.cat((latent_BSK, rotary_BSP), -1)
     return _Latent.apply(q_BASE, x_BSL, up_k_GDK, up_v_GVK, queries, ring)

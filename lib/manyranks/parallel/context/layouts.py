@@ -196,13 +196,23 @@ class Mask:
             kind = getattr(documents, "dtype", type(documents).__name__)
             raise ValueError(f"documents are {kind}: give a tensor of whole numbers")
 
+    def sight(
+        self, places: list[Tensor], rank: int, device: torch.device
+    ) -> tuple[Queries, list[Keys]]:
+        """Returns what this rank's queries see, and where each rank's keys stand.
+
+        places: of each rank's tokens, on the CPU, in rank order
+        """
+        keys = [self.keys(places_CL, device) for places_CL in places]
+        return self.queries(places[rank], device), keys
+
     def keys(self, places_CL: Tensor, device: torch.device) -> Keys:
-        """Returns keys at these places, on the CPU, which rise in each chunk."""
+        """Returns keys at these places, which rise in each chunk."""
         places_T = places_CL.flatten()
         return Keys(places_T.to(device), _tiles(places_CL, self.tile, places_T[None]))
 
     def queries(self, places_CL: Tensor, device: torch.device) -> Queries:
-        """Returns what queries at these places, on the CPU, see."""
+        """Returns what queries at these places see."""
         places_S = places_CL.flatten()
         first_BS = torch.zeros_like(places_S)[None]
         last_BS = torch.full_like(places_S, _FAR)[None]

@@ -46,8 +46,7 @@ def ring_attention(
     """
     everyone, look = members(group), Mask(**mask)
     places = fitting(q_BASD, k_BGSD, v_BGSD, look, len(everyone.ranks))
-    queries = look.queries(places[everyone.place], q_BASD.device)
-    keys = [look.keys(places_CL, q_BASD.device) for places_CL in places]
+    queries, keys = look.sight(places, everyone.place, q_BASD.device)
     ring = Ring(everyone, keys, look.stops(places))
     return Attention.apply(q_BASD, k_BGSD, v_BGSD, queries, ring)
 
@@ -121,7 +120,7 @@ class Ring(NamedTuple):
     stops: list[int]
 
     def visits(self, k_BGSD: Tensor, v_BGSD: Tensor) -> Iterator[tuple[Keys, Tensor]]:
-        """Yields the blocks of keys and values, kv_2BGTD, as rounds does."""
+        """Yields the own block of keys and values, then those of other ranks."""
         both = torch.stack((k_BGSD, v_BGSD))
         return self.rounds(both.contiguous())  # stack may keep odd strides
 
