@@ -107,8 +107,13 @@ def of_a_mesh_of_every_second() -> list[float]:
     return [compared(partial(ATTENTION["ring-ulysses"], mesh=mesh, tile=TILE), qkv_of(4, 2), cut)]
 
 
-@pytest.mark.parametrize("ranks", [in_pairs, of_a_mesh_of_every_second])
-def test_other_groups_than_the_world_know_nothing_of_each_other(four, ranks):
+def two_ranks_to_a_head() -> list[float]:
+    """Ulysses on four ranks, with two key/value heads: neighbors have copies of the same one."""
+    return [compared(partial(ATTENTION["ulysses"], tile=TILE), qkv_of(4, 2), cut_of("zigzag"))]
+
+
+@pytest.mark.parametrize("ranks", [in_pairs, of_a_mesh_of_every_second, two_ranks_to_a_head])
+def test_groups_know_nothing_of_each_other_and_neighbors_share_a_head(four, ranks):
     assert largest(map(largest, four.run(ranks))) < 1e-12
 
 
