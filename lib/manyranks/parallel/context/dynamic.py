@@ -5,9 +5,9 @@ their keys travel for nothing. Here a short document stays on one rank, packed i
 micro-batch with others, and a long one goes to a group of ranks that share it by a ring.
 Groups are made beforehand, and smaller ones lie in larger ones: ranks 0–7, 0–3 and 4–7, ….
 
-Everybody takes his largest groups first. Then the ranks of a group have done the same until
-they meet, so nobody waits before the end of the step. What a rank waits there is what it
-has less to do than the slowest one, counted in scores of attention.
+Every rank takes its largest groups first. So the ranks of a group have done the same work
+when they meet, and nobody waits before the end of the step. There a rank waits for the
+slowest one; the difference is counted in scores of attention.
 
     n ranks   c ranks of a group   S a rank's tokens of a micro-batch   V vocabulary
 
@@ -78,7 +78,7 @@ def loads(
     n: ranks
     token: scores that take as long as a token's linear layers; 0 counts attention only
 
-    A rank idles for what it has less than the largest.
+    A rank idles for the difference to the largest.
     """
     found = [0] * n
     for documents, ranks in plan:
@@ -87,23 +87,24 @@ def loads(
     return found
 
 
-def dynamic(
+def planned(
     lengths: Sequence[int],
     n: int,
     most: int,
     sizes: Sequence[int] | None = None,
     token: int = 0,
 ) -> list[Micro]:
-    """Plans a step in which each document has a group of its own size.
+    """Plans a step that gives each document a group of the size it needs.
 
     lengths, n, token: as in loads
     most: tokens of a rank in one micro-batch
     sizes: of groups, each a divisor of the next and the last of n; degrees(n) if None.
         With a single one, the degree is fixed and only the balance is left
 
-    A document has the smallest group in which it fits. The largest go first, each to the
-    group that has least to do. Then the slowest rank's costliest document gets the next
-    larger group, again and again, as long as that makes the slowest rank faster by WORTH.
+    A document starts with the smallest group that has room for it. The largest go first,
+    each to the group that has least to do. Then the slowest rank's costliest document gets
+    the next larger group, again and again, as long as that makes the slowest rank faster by
+    WORTH.
     Raises ValueError for sizes that don't lie in each other and a document without room.
     """
     sizes = _checked(lengths, n, most, sizes)
@@ -122,10 +123,10 @@ def dynamic(
 
 
 def in_order(lengths: Sequence[int], n: int, most: int, c: int) -> list[Micro]:
-    """Plans a step of a fixed degree, as a loader that knows of no other document does.
+    """Plans a step of a fixed degree, as a loader does that sees one document at a time.
 
     Documents fill micro-batches as they come, and these go to the n/c groups in turn.
-    Raises ValueError as dynamic does.
+    Raises ValueError as planned does.
     """
     _checked(lengths, n, most, [c])
     packs: list[list[int]] = [[]]
@@ -181,7 +182,7 @@ def _cost(length: int, c: int, token: int) -> int:
 def _checked(
     lengths: Sequence[int], n: int, most: int, sizes: Sequence[int] | None
 ) -> list[int]:
-    """The sizes of groups. Raises ValueError as dynamic does."""
+    """The sizes of groups. Raises ValueError as planned does."""
     given = {f"lengths[{i}]": each for i, each in enumerate(lengths)}
     for name, value in {"n": n, "most": most, **given}.items():
         if type(value) is not int or value < 1:
@@ -212,7 +213,7 @@ def _checked(
 def make_groups(sizes: Sequence[int], group: Group = None) -> dict[int, Group]:
     """Makes this rank's group of each size; call it on every rank, once, before all steps.
 
-    sizes: as in dynamic
+    sizes: as in planned
     group: the n ranks, None for all
 
     Raises ValueError for sizes that don't lie in each other.

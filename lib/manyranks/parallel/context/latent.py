@@ -3,7 +3,7 @@
 DeepSeek makes every head's key and value of a token from one latent of K numbers, and adds
 P rotary numbers that all heads share. Only these L = K + P numbers travel: in DeepSeek-V3
 512 + 64, instead of 128 heads' keys of 192 and values of 128. Each rank expands whatever
-block visits it. What it finds of the gradient goes home in the latent, too.
+block visits it. The gradients it finds go home in the latent, too.
 
     N ranks   B batch   S a rank's tokens   T tokens of a block   K latent   P rotary
     A query heads   G key/value heads, A in DeepSeek's   V value size
@@ -137,7 +137,7 @@ def expand(ups: tuple[Tensor, Tensor], x_BTL: Tensor) -> tuple[Tensor, Tensor]:
 def collapse(
     ups: tuple[Tensor, Tensor], x_BTL: Tensor, dkv: list[Tensor], dups: list[Tensor]
 ) -> Tensor:
-    """Makes the gradient of a block, dx_BTL, and adds to those of the up-projections."""
+    """Makes a block's gradient, dx_BTL, and adds to the up-projections' gradients."""
     kind = dkv[0].dtype
     up_k_GDK, up_v_GVK = (up.to(kind) for up in ups)
     c_BTK = x_BTL[..., : up_k_GDK.shape[-1]].to(kind)

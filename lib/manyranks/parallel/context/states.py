@@ -4,8 +4,8 @@
 
 All that a token knows of those before it is a state of D × V numbers per head, however many
 they are. A rank's tokens turn the state S before them into d·S + L: d is the product of
-their decays, and L their own state, as if nothing came before. Of two such pairs in a row
-one can be made:
+their decays, and L their own state, as if nothing came before. Two such pairs in a row make
+one:
 
     first (d, L), then (d′, L′)   is   (d′d, d′L + L′)
 

@@ -122,7 +122,7 @@ def latent_ring(
 
 def states(batch: int, heads: int, key_size: int, value_size: int, n: int, itemsize: int = 4) -> Passes:
     """Linear attention's all-gathers of states and their decays, b·a·(D·V + 1) numbers of each rank, and of states' gradients
-    in backward: no sequence length is in it. Raises ValueError for sizes below 1. Source: arXiv 2502.07563, section 3."""
+    in backward: no sequence length is in it. Raises ValueError for sizes below 1. Source: arXiv 2502.07563."""
     checks.whole(batch=batch, heads=heads, key_size=key_size, value_size=value_size, n=n, itemsize=itemsize)
     state, decay = batch * heads * key_size * value_size, batch * heads
     gather = Call("cp", "all_gather", n * (state + decay), itemsize)
