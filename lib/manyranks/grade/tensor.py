@@ -28,9 +28,9 @@ from manyranks.given.tensor import (
     place_of,
     untouched,
 )
-from manyranks.grade.check import Task, arguments
+from manyranks.grade.check import Task
 from manyranks.grade.judges import at_most, by, values
-from manyranks.grade.learner import NOTHING_GIVEN
+from manyranks.grade.learner import NOTHING_GIVEN, arguments
 from manyranks.grade.tensor_looks import (
     ADVICE,
     COPY,
