@@ -227,16 +227,18 @@ def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapte
 def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapters):
     with chapters.pictured(name := "chapter_07_explorer"):
         explorer = explorer_in(chapters, name)
-        model, cluster, length, ranks, mask, layout, variant = explorer.controls()
+        model, cluster, length, ranks, tensor, mask, layout, variant, exchange = explorer.controls()
         assert explorer.said() == SAID["context"][""]
         pictures, lines = explorer.seen(
             lambda: explorer.move(layout, 2),
             lambda: explorer.move(layout, -2),
             lambda: explorer.move(ranks),
             lambda: explorer.move(variant),
+            lambda: explorer.move(exchange),
             lambda: explorer.move(mask),
             lambda: explorer.drag(length, -300),
             lambda: explorer.move(cluster),
+            lambda: explorer.move(tensor),
             lambda: explorer.move(model),
         )
         assert unchanged(pictures) == []

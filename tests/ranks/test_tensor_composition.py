@@ -76,6 +76,23 @@ def two_by_two(wrap, how: dict, steps: int = 3) -> float:
     return max(off(p, tp.cuts[n].own(whole[n].detach()) if n in tp.cuts else whole[n]) for n, p in tp.module.named_parameters())
 
 
+def in_the_wrong_order() -> None:
+    """What the inner finish() says while the outer one's buckets are on their way."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    tp = parallelize(GPT(CONFIG), mesh, tensor_styles.styles(CONFIG), **SP)
+    wrapped = OverlappedDataParallel(tp, mesh.get_group("dp"))
+    tokens = tokens_of(0)
+    tp.loss(wrapped(tokens[:, :-1]), tokens[:, 1:]).backward()
+    with pytest.raises(ValueError, match=r"call the outer wrapper's finish\(\) first"):
+        tp.finish()
+    wrapped.finish()
+    tp.finish()
+
+
+def test_the_inner_finish_waits_for_the_outer_one_s(four):
+    four.run(in_the_wrong_order)
+
+
 @pytest.mark.lenient
 @pytest.mark.parametrize("how", [{}, SP], ids=["plain", "sequence"])
 @pytest.mark.parametrize("wrap", [overlapped, pytorch_s])

@@ -18,7 +18,7 @@ from tests.drawn import boxes, named, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 DEFAULT = {"model": "llama3-8b", "cluster": "h100-dgx", "seq": 2**17, "cp": 8}
-DEFAULT |= {"causal": True, "layout": "contiguous", "variant": "ring"}
+DEFAULT |= {"tp": 1, "causal": True, "layout": "contiguous", "variant": "ring", "ulysses": 0}
 FIGURES = {
     "layouts": lambda: context.layouts(),
     "layouts of 8": lambda: context.layouts(8),
@@ -180,7 +180,7 @@ def test_a_ring_s_seconds_and_bytes_are_the_theory_s():
 
 
 def test_tensor_parallel_ranks_take_heads_and_lie_between():
-    one, sizes = now(model="llama3-405b", cp=16, layout="zigzag"), (1, 2**17, 16, 1, 128, 16)
+    one, sizes = now(model="llama3-405b", cp=16, tp=8, layout="zigzag"), (1, 2**17, 16, 1, 128, 16)
     assert one.times().forward.seconds == pytest.approx(theory.hops(*sizes, clusters["h100-dgx"], tile=TILE, stride=8).seconds)
     assert one.bytes() == theory.ring(*sizes).both.bytes
 
@@ -201,7 +201,13 @@ def test_ranks_wait_as_the_work_is_shared_out(layout):
 
 @pytest.mark.parametrize(
     ("change", "u", "r"),
-    [({"cp": 64}, 8, 8), ({"cp": 4}, 4, 1), ({"model": "llama3-405b", "cp": 16}, 1, 16), ({"model": "small GPT"}, 4, 2)],
+    [
+        ({"cp": 64}, 8, 8),
+        ({"cp": 4}, 4, 1),
+        ({"cp": 64, "ulysses": 4}, 4, 16),
+        ({"model": "llama3-405b", "cp": 16, "tp": 8}, 1, 16),
+        ({"model": "small GPT"}, 4, 2),
+    ],
     ids=str,
 )
 def test_ring_and_ulysses_share_the_ranks_by_nodes_and_heads(change, u, r):
@@ -316,8 +322,13 @@ def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message(
         ({"cp": 1}, "Does not fit. Limit: memory; c = 8 fits."),
         ({"seq": 2**20, "cp": 32}, "Limit: memory; c = 64 fits."),
         (
-            {"model": "gpt3-175b", "seq": 2**18, "layout": "zigzag"},
-            "Limit: memory; no value of c makes it fit: recompute whole layers",
+            {"model": "gpt3-175b", "cluster": "a100-dgx", "seq": 2**20, "layout": "zigzag"},
+            "Limit: memory; no value of c or t makes it fit: recompute whole layers",
+        ),
+        ({"model": "gpt3-175b", "seq": 2**18, "layout": "zigzag"}, "Does not fit. Limit: memory; t = 32 fits."),
+        (
+            {"variant": "ring-ulysses", "ulysses": 16},
+            "Not possible: 16 ranks that exchange heads don't divide c = 8: choose a divisor of it",
         ),
         ({"layout": "zigzag"}, "Limit: compute."),
         ({"cp": 64, "layout": "zigzag"}, "Limit: messages between nodes; with ring-ulysses: 14.9 ms."),
@@ -327,7 +338,10 @@ def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message(
         ),
         ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs use 2.31 times the GPU time of one."),
         ({"causal": False}, "waits for slower ranks 0%"),
-        ({"model": "llama3-405b", "cluster": "tpu-v5p", "cp": 16}, "Not possible: 16,384 GPUs: tpu-v5p has only 8,960"),
+        (
+            {"model": "llama3-405b", "cluster": "tpu-v5p", "cp": 16, "tp": 8},
+            "Not possible: 16,384 GPUs: tpu-v5p has only 8,960",
+        ),
     ],
 )
 def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
@@ -366,7 +380,13 @@ def test_ulysses_beyond_the_heads_is_refused_with_a_way_out(explorer, change, sa
 
 def test_every_choice_is_shown_or_refused():
     plot, options = Ranks(), {"model": list(MODELS), "cluster": CLUSTERS, "seq": [2**10, 2**20], "cp": [1, 16, 64]}
-    options |= {"causal": [True, False], "layout": ["contiguous", "zigzag"], "variant": VARIANTS}
+    options |= {
+        "tp": [1, 8],
+        "causal": [True, False],
+        "layout": ["contiguous", "zigzag"],
+        "variant": VARIANTS,
+        "ulysses": [0, 2],
+    }
     settings = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())][::31]  # all pairs
     singles = {"seq": LENGTHS, "cp": RANKS, "layout": theory.LAYOUTS}
     settings += [DEFAULT | {name: value} for name, values in singles.items() for value in values]
@@ -376,5 +396,5 @@ def test_every_choice_is_shown_or_refused():
             assert said.limit
             assert "nan" not in str(said)
         else:
-            with pytest.raises(ValueError, match=r"Ulysses needs|GPUs: .* has only"):
+            with pytest.raises(ValueError, match=r"Ulysses needs|GPUs: .* has only|exchange heads|does not divide"):
                 plot.update(**setting)

@@ -59,6 +59,7 @@ class Bucket:
             torch.mul(parameter.grad, share, out=self._views[place])
             part[:1].add_(0.0)  # −0.0 becomes 0.0
             parameter.grad = self._views[place]
+        self._views[place].underway = True  # parts.sum_gradients must not touch it now
         self._filled.add(place)
 
     def hand_out(self) -> None:
@@ -67,13 +68,17 @@ class Bucket:
             first = self._parts[place][:1]
             if not bool(((first == 0) & first.signbit()).all()):
                 self.parameters[place].grad = self._views[place]
-        self._filled.clear()
-        self._absent.clear()
+        self._end()
 
     def drop(self) -> None:
         """Ends the step and forgets its gradients."""
         for parameter in self.parameters:
             parameter.grad = None
+        self._end()
+
+    def _end(self) -> None:
+        for view in self._views:
+            view.underway = False
         self._filled.clear()
         self._absent.clear()
 

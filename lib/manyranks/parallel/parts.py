@@ -78,8 +78,16 @@ def autocast(x: Tensor | None) -> Tensor | None:
 def sum_gradients(
     parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Their gradients, end to end in one row for each dtype, in one all-reduce."""
+    """Sums their gradients, end to end in one row for each dtype, in one all-reduce.
+
+    Raises ValueError for a gradient that a bucket of data parallelism sends at this moment.
+    """
     grads = [p.grad for p in parameters if p.grad is not None]
+    if any(getattr(grad, "underway", False) for grad in grads):
+        raise ValueError(
+            "a gradient is still on its way to the data-parallel ranks: call the outer "
+            "wrapper's finish() first, and then this one's"
+        )
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         own = [grad for grad in grads if grad.dtype == dtype]
         row = torch.cat([grad.flatten() for grad in own])

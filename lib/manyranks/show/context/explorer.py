@@ -26,7 +26,7 @@ from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import nearest
 
 # name -> how it is split beside the sequence. Llama 3 405B: arXiv 2407.21783, Table 4, the row of 131,072 tokens.
-_LLAMA = {"tp": 8, "pp": 16, "dp": 8, "batch": 128, "virtual": 8, "embedding_slots": True, "precision": "bf16-fp32-gradients"}
+_LLAMA = {"pp": 16, "dp": 8, "batch": 128, "virtual": 8, "embedding_slots": True, "precision": "bf16-fp32-gradients"}
 MODELS = {"llama3-8b": {"dp": 8, "zero": 3}, "llama3-405b": _LLAMA, "gpt3-175b": {"dp": 64, "zero": 3}, "small GPT": {}}
 VARIANTS = ("ring", "all-gather", "ulysses", "ring-ulysses")
 LENGTHS, RANKS = [2**k for k in range(10, 21)], SHARED["cp"][1]
@@ -34,7 +34,7 @@ TILE = 128  # of flash attention's kernels
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks, and hops
 _NOT = "not possible"
-_CHOICES, _WORDS = {"variant": VARIANTS, "layout": context.LAYOUTS}, {"cp": "c = {}"}
+_CHOICES, _WORDS = {"variant": VARIANTS, "layout": context.LAYOUTS}, {"cp": "c = {}", "tp": "t = {}"}
 _REMEDIES = {"slower": ["layout"], "messages": ["variant"]}
 _PRINTS = {"attention takes": 'duration(attention.both("seconds"))'}
 for _part, _name in {"slower": "waits for slower ranks", "messages": "waits for messages"}.items():
@@ -44,10 +44,13 @@ _PARTS |= {"waits for messages": (style.ORANGE, "////")}
 _longest = functools.lru_cache(maxsize=4096)(context.longest)
 
 
-class Shared(namedtuple("Shared", "model cluster seq cp causal layout variant"), Setting):
-    """Holds what the controls say: one sequence of seq tokens on cp ranks, each `tp` ranks after the one before."""
+class Shared(namedtuple("Shared", "model cluster seq cp tp causal layout variant ulysses"), Setting):
+    """Holds what the controls say: one sequence of seq tokens on cp ranks, each `tp` ranks after the one before.
 
-    choices, remedies, room, words = _CHOICES, _REMEDIES, ("cp",), _WORDS
+    ulysses: how many ranks exchange heads if a ring is around them; 0 for as many as a node has and the heads allow
+    """
+
+    choices, remedies, room, words = _CHOICES, _REMEDIES, ("cp", "tp"), _WORDS
     note = "The step time assumes a causal mask, evenly balanced ranks, and a plain ring in place of ring-ulysses."
 
     @property
@@ -55,7 +58,7 @@ class Shared(namedtuple("Shared", "model cluster seq cp causal layout variant"),
         """The step around it: causal, zigzag, ring-ulysses as a ring. Raises ValueError as bytes does and for too many GPUs."""
         self.bytes()
         shape, variant = SHAPES[self.model], "ring" if self.variant == "ring-ulysses" else self.variant
-        plan = Plan(cp=self.cp, seq=self.seq, context=variant, **MODELS[self.model])
+        plan = Plan(cp=self.cp, tp=self.tp, seq=self.seq, context=variant, **MODELS[self.model])
         return Scenario(shape, plan, clusters[self.cluster]).checked()
 
     @property
@@ -65,14 +68,12 @@ class Shared(namedtuple("Shared", "model cluster seq cp causal layout variant"),
         return Sizes(1, self.seq, shape.heads // t, max(1, shape.kv_heads // t), shape.head_size, self.cp)
 
     @property
-    def tp(self) -> int:
-        return MODELS[self.model].get("tp", 1)
-
-    @property
     def together(self) -> int:
         """Returns the ranks of one all-to-all; with a ring around it, as many of a node as divide the heads."""
         if self.variant != "ring-ulysses":
             return self.cp if self.variant == "ulysses" else 1
+        if self.ulysses:
+            return self.ulysses
         most = min(self.cp, max(1, clusters[self.cluster].node // self.tp))
         return max(u for u in RANKS if u <= most and self.sizes.heads % u == 0)
 
@@ -85,6 +86,10 @@ class Shared(namedtuple("Shared", "model cluster seq cp causal layout variant"),
         """Returns the bytes that a rank sends for a layer. Raises ValueError where Ulysses cannot share the heads."""
         if self.variant not in VARIANTS:
             raise ValueError(f"variant {self.variant!r}: {nearest(self.variant, VARIANTS)}")
+        if (heads := SHAPES[self.model].heads) % self.tp:
+            raise ValueError(f"{self.model}: t = {self.tp} does not divide its {heads} heads: choose a divisor of {heads}")
+        if self.cp % self.together:
+            raise ValueError(f"{self.together} ranks that exchange heads don't divide c = {self.cp}: choose a divisor of it")
         try:  # an all-gather sends the bytes of a ring
             return context.ring_ulysses(*self.sizes[:-1], self.cp // self.together, self.together).both.bytes
         except ValueError as error:
@@ -154,7 +159,7 @@ class Shared(namedtuple("Shared", "model cluster seq cp causal layout variant"),
     def limits(self) -> str:
         if not self.fits:
             helps = "recompute whole layers (chapter 04), or cut the model further (chapters 03, 05, 06)"
-            return self.memory(f"no value of c makes it fit: {helps}")
+            return self.memory(f"no value of c or t makes it fit: {helps}")
         if self.cp == 1:
             return "compute: one rank sends nothing"
         (computing, slower, messages), (alone, *_) = self.spent(), self._replace(cp=1, variant="ring").spent()
@@ -267,8 +272,13 @@ class Ranks(Board):
         each = [now._replace(variant=name) for name in VARIANTS]
         bars = [dict(zip(_PARTS, one.spent(), strict=True)) if one.possible else {} for one in each]
         texts = [f"{units.duration(one.seconds)}, {units.size(one.bytes())}" if one.possible else _NOT for one in each]
-        texts[-1] += f", ring of {each[-1].ring.n}"
+        if each[-1].possible:
+            texts[-1] += f", ring of {each[-1].ring.n}"
         self._variants.update(bars, texts, VARIANTS.index(now.variant))
+
+    def idle(self, variant: str, **others) -> list[str]:
+        """Names the split, where only one of the two is there."""
+        return [] if variant == "ring-ulysses" else ["ulysses"]
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
@@ -277,7 +287,8 @@ def explorer(measure: Measure | None = None) -> Explorer:
     zigzag, many = {"layout": "zigzag"}, {"layout": "zigzag", "cp": 64, "seq": 2**15}
     presets = {"zigzag": zigzag, "two nodes": zigzag | {"cp": 16}, "ring × Ulysses": zigzag | {"variant": "ring-ulysses"}}
     presets |= {"64 ranks": many, "no grouped heads": many | {"model": "gpt3-175b"}}
-    shared = controls(only, model="llama3-8b", cluster="h100-dgx", seq=2**17, cp=8)
+    shared = controls(only, model="llama3-8b", cluster="h100-dgx", seq=2**17, cp=8, tp=1)
     own = {"causal": choice("mask", True, {"causal": True, "full": False})}
     own |= {"layout": choice("layout", "contiguous", context.LAYOUTS), "variant": choice("variant", "ring", VARIANTS)}
+    own |= {"ulysses": choice("exchange heads", 0, {"in a node": 0} | {f"{u} ranks": u for u in RANKS[1:6]})}
     return Explorer(Ranks(), presets, measure, **shared, **own)
