@@ -14,9 +14,9 @@ from manyranks.given import tensor as given
 from manyranks.given.numbers import normal, seed_of, whole
 from manyranks.given.tensor import Case
 from manyranks.grade import tensor_looks as looks
-from manyranks.grade.check import Task, arguments
+from manyranks.grade.check import Task
 from manyranks.grade.judges import at_most, by, values
-from manyranks.grade.learner import NOTHING_GIVEN
+from manyranks.grade.learner import NOTHING_GIVEN, arguments
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch, gradient, gradients

@@ -8,9 +8,9 @@ from torch import nn
 
 from manyranks.given import zero as given
 from manyranks.given.zero import Batch, trained
-from manyranks.grade.check import Task, arguments
+from manyranks.grade.check import Task
 from manyranks.grade.judges import as_bytes, at_most, facts, if_done, sent, values
-from manyranks.grade.learner import Ready, checked, made
+from manyranks.grade.learner import Ready, arguments, checked, made
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Event, Watch
 
