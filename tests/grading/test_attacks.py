@@ -2,6 +2,7 @@
 
 import nbformat
 import pytest
+import torch
 
 from manyranks.grade import apart
 from manyranks.grade.submission import is_check
@@ -157,13 +158,31 @@ def test_what_torch_computes_is_no_kernel(court, cell):
     "line",
     [
         *("import os", "tl.core", "tl.load.__globals__", "triton.runtime", "t = tl", "[i for i in x]"),
-        *("tl.math.wraps", "tl.dot = x"),
+        *("tl.math.wraps", "tl.dot = x", "also.runtime", "x.cdiv.fn", "inspect.sys", "y.rewriter", "def f(inspect): pass"),
     ],
 )
 def test_a_kernel_can_do_nothing_but_compute(line):
     from manyranks.measure.relaunch import relaunch
 
-    used = {"tl": ["module", "tl"], "triton": ["module", "triton"]}
-    told = {"memories": [], "launches": [], "sources": [["kernel", f"def kernel(x):\n    {line}\n", used]]}
+    used = {"tl": ["module", "tl"], "triton": ["module", "triton"], "also": ["module", "triton"], "x": ["module", "triton"]}
+    told = {"memories": [], "launches": [], "sources": [["kernel", f"def kernel(y):\n    {line}\n", used]]}
     with pytest.raises(Stopped, match="kernel uses"):
         relaunch(told, [], [])
+    with pytest.raises(Stopped, match="kernel uses"):
+        relaunch(told | {"sources": [["kernel", f"def kernel(y):\n    {line}\n", used | {"tl": ["module", "triton"]}]]}, [], [])
+
+
+COPY = "def kernel(x, y):\n    language.store(y, language.load(x))\n"
+TORCH = "def kernel(x: language.constexpr, y: language.constexpr):\n    y + x\n"
+
+
+@pytest.mark.skipif(not TRITON, reason="Triton exists for Linux only")
+def test_a_kernel_calls_its_language_as_it_likes_and_has_no_tensor_as_it_is():
+    from manyranks.measure.relaunch import relaunch
+
+    x, y = ([i, "float32", 0, [1], [1]] for i in range(2))
+    told = {"memories": [[1, "float32", 0.0]], "launches": [[0, [1], {"x": ["tensor", x], "y": ["tensor", y]}]]}
+    copied = relaunch(told | {"sources": [["kernel", COPY, {"language": ["module", "tl"]}]]}, [torch.ones(1)], [y])
+    assert copied.result == [torch.ones(1)]
+    with pytest.raises(Stopped, match="x is a tensor"):
+        relaunch(told | {"sources": [["kernel", TORCH, {"language": ["module", "tl"]}]]}, [torch.ones(1)], [y])
