@@ -22,6 +22,7 @@ import torch.distributed as dist
 from manyranks import busy
 from manyranks.grade.learner import Ready, refuse_itself, refused, watched
 from manyranks.measure import journal
+from manyranks.measure.elsewhere import Elsewhere
 from manyranks.measure.journal import Stopped
 from manyranks.measure.prints import Fact, size
 from manyranks.measure.watch import Event, Watch
@@ -120,10 +121,10 @@ def unconfined() -> Iterator[None]:
 
 
 class Job(NamedTuple):
-    """What a rank runs. given: to this rank; ready: whose functions the answer may not call; word: that nobody has seen."""
+    """What a rank runs. given: to it, which takes it out; ready: whose functions are refused; word: that nobody has seen."""
 
     run: Run
-    given: Any
+    given: list
     ready: Ready
     word: str
 
@@ -239,7 +240,7 @@ def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, ready:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
         word = secrets.token_hex(8)
-        jobs = Each(Job(run, own, ready, word) for own in new.given)
+        jobs = Each(Job(run, [own], ready, word) for own in new.given)
         outcome = _outcome(world, answer, jobs, word, folder)
         notes = journal.read(folder, world.size)
     return replace(new, notes=notes, printed=head(printed.getvalue()), **outcome)
@@ -322,10 +323,11 @@ def rehearse(answer, job: Job, folder: str) -> dict:
     watch = Watch(folder, dist.get_rank())
     refuse_itself(answer, job.ready)
     with watch.watching(), refused(job.ready) as still_watched:
-        given = deepcopy(job.given)  # tensors that came by a message stand on it, and have storages that nobody can resize
+        _came = Elsewhere(job.given).tensors  # they stay, and count, without what else came
+        given = [deepcopy(job.given.pop())]  # tensors that came stand on a message: nobody can resize their storages
         watch.leave_out(answer)
-        watch.meet(given)
-        results = {name: _sendable(value) for name, value in job.run(given, answer, watch).items()}
+        watch.meet(*given)
+        results = {name: _sendable(value) for name, value in job.run(given.pop(), answer, watch).items()}
         word = still_watched(job.word) if callable(still_watched) else ""
     events = [tuple(event) for event in watch.events]
     return {"results": results, "events": events, "held": watch.held, "peak": watch.peak_bytes, "watched": word}
