@@ -203,6 +203,7 @@ loader = _task(
     ),
     make=Resume.made,
     cases=given.RESUMES,
+    more=given.drawn_resumes,
     worlds=(2,),
     advice=(
         (arguments("Loader"), "derive it from Batches"),
