@@ -186,6 +186,7 @@ product = _kernel_task(
         Product(160, 24, 48, 61_000, 8_200),
         Product(64, 64, 64, 24_576, 4_096, torch.float16),
     ),
+    more=given.drawn_products,
     make=_factors,
     unexplained="out[i, j] is the sum over k of a[i, k] · b[j, k]; k beyond K must not count",
 )
