@@ -645,7 +645,7 @@ slip("Overlapped", "SendsWithTheFirstGradient", 1.8, COUNT,
      arrived=lambda self, p: [self.send(k) for k in range(len(self.underway), self.bucket_of[p] + 1)])
 slip("Overlapped", "SendsOneBucketAHook", 4.2, "two buckets can leave at once: while, not if",
      go=lambda self: (k := len(self.underway)) < len(self.buckets) and self.full(k) and self.send(k))
-slip("Overlapped", "ForgetsAsyncOp", 0, "", says="dist.all_reduce returns something to wait for with async_op=True only",
+slip("Overlapped", "ForgetsAsyncOp", 0, "", says="a call returns something to wait for with async_op=True only",
      send=lambda self, k: self.underway.update({k: (row := self.row(k), dist.all_reduce(row))}))
 slip("Overlapped", "CallsAnUnwrittenReplicate", 0, "", says="not written yet", start=unwritten)
 slip("no_sync", "SendsZerosForWhatCameInside", 1.2,

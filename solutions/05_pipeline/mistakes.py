@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 import torch
 import torch.distributed as dist
 
-from manyranks.grade.answers import also_right, mistake, right
+from manyranks.grade.answers import also_right, mistake, right, slip
 from manyranks.parallel.pipeline import schedules
 
 # fmt: off
@@ -16,10 +16,6 @@ TASKS = "one_f_one_b", "train_step", "interleaved", "Split", "under_a_cap"
 wrong_table, wrong_step, wrong_loops, wrong_split, wrong_cap = (partial(mistake, task) for task in TASKS)
 AHEAD = "rank r warms up with p − 1 − r forwards, then does one forward and one backward in turn"
 OF_STAGES = "rank r warms up with 2(p − 1 − r) + (v − 1)p forwards"
-
-def slip(name, hint, points, base, **steps):
-    """A mistake in one line: the right class with other steps."""
-    globals()[name] = mistake(TASKS[1] if base is RightStep else TASKS[3], hint, points=points)(type(name, (base,), steps))
 
 def numbered(kinds, m):
     """ "FFB" -> [("F", 0), ("F", 1), ("B", 0)], without what m micro-batches have not."""
@@ -44,32 +40,20 @@ def right_table(p, m, rank):
 def by_a_generator_of_lists(p, m, rank):
     yield from map(list, steady(p - 1 - rank, m))
 
-@wrong_table(
-    "that is GPipe's memory: after the warm-up, a backward follows each forward, and gives its activations back", points=0.8
-)
-def gpipe(p, m, rank):
-    return numbered("F" * m + "B" * m, m)
-
-@wrong_table(
-    "only one micro-batch is under way, and all ranks but one wait: warm up first, rank r with p − 1 − r forwards", points=0.8
-)
-def one_at_a_time(p, m, rank):
-    return steady(0, m)
-
-@wrong_table(f"the warm-up is too long: {AHEAD}", says="what rank 0 holds is 5; right is 4", points=0.8)
-def warms_up_too_long(p, m, rank):
-    return steady(p - rank, m)
-
-@wrong_table(
+slip("one_f_one_b", "gpipe", 0.8,
+    "that is GPipe's memory: after the warm-up, a backward follows each forward, and gives its activations back",
+    lambda p, m, rank: numbered("F" * m + "B" * m, m))
+slip("one_f_one_b", "one_at_a_time", 0.8,
+    "only one micro-batch is under way, and all ranks but one wait: warm up first, rank r with p − 1 − r forwards",
+    lambda p, m, rank: steady(0, m))
+slip("one_f_one_b", "warms_up_too_long", 0.8, f"the warm-up is too long: {AHEAD}", lambda p, m, rank: steady(p - rank, m),
+    says="what rank 0 holds is 5; right is 4")
+slip("one_f_one_b", "warms_up_too_short", 0.8,
     f"the warm-up is too short: {AHEAD}. Until a micro-batch comes back from all ranks below, forwards fill the time",
-    points=0.8,
-)
-def warms_up_too_short(p, m, rank):
-    return steady(max(0, p - 2 - rank), m)
-
-@wrong_table("these ranks wait for each other: the first rank warms up with most forwards, p − 1, the last one with none")
-def counts_ranks_from_below(p, m, rank):
-    return steady(rank, m)
+    lambda p, m, rank: steady(max(0, p - 2 - rank), m))
+slip("one_f_one_b", "counts_ranks_from_below", 0,
+    "these ranks wait for each other: the first rank warms up with most forwards, p − 1, the last one with none",
+    lambda p, m, rank: steady(rank, m))
 
 @wrong_table(
     "two of one kind in a row let another rank wait: after the warm-up, F and B take turns, until no forwards are left",
@@ -93,13 +77,12 @@ def goes_back_from_the_newest(p, m, rank):
         table.append((kind, i if kind == "F" else flying.pop()))
     return table
 
-@wrong_table("micro-batches go in order: here the last one comes first, and its number is m − 1", points=3.6)
-def counts_micro_batches_from_the_last(p, m, rank):
-    return [(kind, m - 1 - i) for kind, i in steady(p - 1 - rank, m)]
-
-@wrong_table(says="manyranks.parallel.pipeline.schedules.one_f_one_b is not allowed")
-def the_librarys(p, m, rank):
-    return [(action.kind, action.microbatch) for action in schedules.one_f_one_b(p, m).ranks[rank]]
+slip("one_f_one_b", "counts_micro_batches_from_the_last", 3.6,
+    "micro-batches go in order: here the last one comes first, and its number is m − 1",
+    lambda p, m, rank: [(kind, m - 1 - i) for kind, i in steady(p - 1 - rank, m)])
+slip("one_f_one_b", "the_librarys", 0, "",
+    lambda p, m, rank: [(action.kind, action.microbatch) for action in schedules.one_f_one_b(p, m).ranks[rank]],
+    says="manyranks.parallel.pipeline.schedules.one_f_one_b is not allowed")
 
 @wrong_table(says="one_f_one_b(4, 8, 0) has ('I', 0) among its actions")
 def halves_of_a_backward(p, m, rank):
@@ -304,13 +287,14 @@ class KeepsInputsAndOutputs(RightStep):
     def kept(self, i):
         return self.flying[i]
 
-slip("OneAtATime",
-     "each micro-batch goes forward and back before the next one: go through `actions` from front to back instead",
-     5.95, RightStep, order=lambda self, actions: [(kind, i) for i in range(self.m) for kind in "FB"])
-slip("TakesTheOldest", "an action names its micro-batch: take the output of that one, neither the oldest nor the newest",
-     5.95, RightStep, kept=lambda self, i: self.flying.pop(min(self.flying)))
-slip("KnowsTheLoss", "", 2.8, RightStep, loss=lambda self, y, i: (
-     loss := (y - self.targets[i]).square().mean() / self.m, self.losses.append(loss.detach()))[0])
+slip("train_step", "OneAtATime", 5.95,
+    "each micro-batch goes forward and back before the next one: go through `actions` from front to back instead", RightStep,
+    order=lambda self, actions: [(kind, i) for i in range(self.m) for kind in "FB"])
+slip("train_step", "TakesTheOldest", 5.95,
+    "an action names its micro-batch: take the output of that one, neither the oldest nor the newest", RightStep,
+    kept=lambda self, i: self.flying.pop(min(self.flying)))
+slip("train_step", "KnowsTheLoss", 2.8, "", RightStep,
+    loss=lambda self, y, i: (loss := (y - self.targets[i]).square().mean() / self.m, self.losses.append(loss.detach()))[0])
 
 @wrong_step("the gradients are divided by m twice: either each loss is, or the sum of gradients", points=2.8)
 class DividesTwice(RightStep):
@@ -319,11 +303,12 @@ class DividesTwice(RightStep):
         for parameter in self.stage.parameters():
             parameter.grad /= self.m
 
-slip("NeverDivides", "the step's loss is the mean over the m micro-batches: divide each loss by m before its backward",
-     2.8, RightStep, loss=lambda self, y, i: RightStep.loss(self, y, i) * self.m)
-slip("DividesOnEachRank",
-     "each rank divides: only the last one divides, its loss by m, and the gradient that it sends carries that up",
-     2.8, RightStep, go_back=lambda self, y, grad: y.backward(None if grad is None else grad / self.m))
+slip("train_step", "NeverDivides", 2.8,
+    "the step's loss is the mean over the m micro-batches: divide each loss by m before its backward", RightStep,
+    loss=lambda self, y, i: RightStep.loss(self, y, i) * self.m)
+slip("train_step", "DividesOnEachRank", 2.8,
+    "each rank divides: only the last one divides, its loss by m, and the gradient that it sends carries that up", RightStep,
+    go_back=lambda self, y, grad: y.backward(None if grad is None else grad / self.m))
 
 @wrong_step("only one micro-batch has left its gradient: backward adds to .grad, do not set it in between", points=2.8)
 class AssignsInStep(RightStep):
@@ -349,10 +334,10 @@ class OneBuffer(RightStep):
             self.room = super().buffer(i)
         return self.room.detach()
 
-slip("OneShape", "micro-batch i has shapes[i] at every boundary, there and back",
-     4.67, RightStep, buffer=lambda self, i: torch.empty(self.shapes[0], dtype=torch.float64))
-slip("ClearsTargets", "the tensors in inputs and targets stay as they are",
-     2.8, RightStep, loss=lambda self, y, i: (RightStep.loss(self, y, i), self.targets[i].zero_())[0])
+slip("train_step", "OneShape", 4.67, "micro-batch i has shapes[i] at every boundary, there and back", RightStep,
+    buffer=lambda self, i: torch.empty(self.shapes[0], dtype=torch.float64))
+slip("train_step", "ClearsTargets", 2.8, "the tensors in inputs and targets stay as they are", RightStep,
+    loss=lambda self, y, i: (RightStep.loss(self, y, i), self.targets[i].zero_())[0])
 
 @wrong_step(says="dist is called from the thread that the check calls you in, not from one of your own", points=2.8)
 class SendsFromAThread(RightStep):
@@ -372,48 +357,29 @@ def loops(p, m, v, rank, ahead=None, turns=None, first=False):
     both = chain.from_iterable(zip(forwards[ahead:], backwards, strict=False))
     return [*forwards[:ahead], *both, *backwards[m * v - ahead :]]
 
-@wrong_loops(f"backwards begin before the forward of the rank's last stage is over: {OF_STAGES}")
-def warms_up_as_with_one_stage(p, m, v, rank):
-    return loops(p, m, v, rank, p - 1 - rank)
-
-@wrong_loops(
-    "the warm-up has p − 1 − r in place of 2(p − 1 − r): it fits only as long as messages take no time. Rank r warms up with "
-    "2(p − 1 − r) + (v − 1)p forwards: one forward more for each rank below hides the messages' time",
-    points=3.2,
-)
-def warms_up_as_if_messages_took_no_time(p, m, v, rank):
-    return loops(p, m, v, rank, (p - 1 - rank) + (v - 1) * p)
-
-@wrong_loops(f"the warm-up is too long: {OF_STAGES}", points=2.8)
-def warms_up_a_little_long(p, m, v, rank):
-    return loops(p, m, v, rank, 2 * (p - 1 - rank) + (v - 1) * p + 1)
-
-@wrong_loops(
-    "all forwards come first: after the warm-up, a backward follows each forward, and gives its activations back", points=2
-)
-def all_forwards_first(p, m, v, rank):
-    return loops(p, m, v, rank, m * v)
-
-@wrong_loops(
-    "a micro-batch comes round after p steps: take p of them through one stage before the rank's next stage begins", points=0.8
-)
-def takes_each_through_all_stages(p, m, v, rank):
-    return loops(p, m, v, rank, m * v, [(k, i) for i in range(m) for k in range(v)])
-
-@wrong_loops(
-    "backwards go from a rank's last stage to its first; here they go through them in the order of forwards. A stage can go "
-    "back only from the gradient that the stage after it gives"
-)
-def goes_back_from_the_first_stage(p, m, v, rank):
-    return loops(p, m, v, rank, first=True)
-
-@wrong_loops("stage s is on rank s % p: with p = 2 and v = 2, rank 0 has the stages 0 and 2, rank 1 has 1 and 3")
-def has_neighbouring_stages(p, m, v, rank):
-    return [(kind, rank * v + stage // p, i) for kind, stage, i in loops(p, m, v, rank)]
-
-@wrong_loops("stage and micro-batch have changed places: the second of an action is the stage, the third the micro-batch")
-def swaps_stage_and_micro_batch(p, m, v, rank):
-    return [(kind, i, stage) for kind, stage, i in loops(p, m, v, rank)]
+slip("interleaved", "warms_up_as_with_one_stage", 0,
+    f"backwards begin before the forward of the rank's last stage is over: {OF_STAGES}",
+    lambda p, m, v, rank: loops(p, m, v, rank, p - 1 - rank))
+slip("interleaved", "warms_up_as_if_messages_took_no_time", 3.2, "the warm-up has p − 1 − r in place of 2(p − 1 − r): it fits "
+    "only as long as messages take no time. Rank r warms up with " "2(p − 1 − r) + (v − 1)p forwards: one forward more for "
+    "each rank below hides the messages' time", lambda p, m, v, rank: loops(p, m, v, rank, (p - 1 - rank) + (v - 1) * p))
+slip("interleaved", "warms_up_a_little_long", 2.8, f"the warm-up is too long: {OF_STAGES}",
+    lambda p, m, v, rank: loops(p, m, v, rank, 2 * (p - 1 - rank) + (v - 1) * p + 1))
+slip("interleaved", "all_forwards_first", 2,
+    "all forwards come first: after the warm-up, a backward follows each forward, and gives its activations back",
+    lambda p, m, v, rank: loops(p, m, v, rank, m * v))
+slip("interleaved", "takes_each_through_all_stages", 0.8,
+    "a micro-batch comes round after p steps: take p of them through one stage before the rank's next stage begins",
+    lambda p, m, v, rank: loops(p, m, v, rank, m * v, [(k, i) for i in range(m) for k in range(v)]))
+slip("interleaved", "goes_back_from_the_first_stage", 0, "backwards go from a rank's last stage to its first; here they go "
+    "through them in the order of forwards. A stage can go " "back only from the gradient that the stage after it gives",
+    lambda p, m, v, rank: loops(p, m, v, rank, first=True))
+slip("interleaved", "has_neighbouring_stages", 0,
+    "stage s is on rank s % p: with p = 2 and v = 2, rank 0 has the stages 0 and 2, rank 1 has 1 and 3",
+    lambda p, m, v, rank: [(kind, rank * v + stage // p, i) for kind, stage, i in loops(p, m, v, rank)])
+slip("interleaved", "swaps_stage_and_micro_batch", 0,
+    "stage and micro-batch have changed places: the second of an action is the stage, the third the micro-batch",
+    lambda p, m, v, rank: [(kind, i, stage) for kind, stage, i in loops(p, m, v, rank)])
 
 # Task 4
 
@@ -524,22 +490,23 @@ class KeepsLayersInTheClass(RightSplit):
         super().__init__(layers)
         type(self).layers = self.__dict__.pop("layers")
 
-slip("ForgetsTheSlope", "each layer ends in tanh, whose derivative is 1 − tanh²: of y, its result, that is 1 − y * y",
-     1.6, RightSplit, slope=lambda self, y: torch.ones_like(y))
+slip("Split", "ForgetsTheSlope", 1.6,
+    "each layer ends in tanh, whose derivative is 1 − tanh²: of y, its result, that is 1 − y * y", RightSplit,
+    slope=lambda self, y: torch.ones_like(y))
 
 @wrong_split("some layers have no bias: their layer.bias is None, and gets no gradient", points=2.67)
 class NeedsABias(RightSplit):
     def of_bias(self, bias, grad):
         bias.grad = grad.sum(0) if bias.grad is None else bias.grad + grad.sum(0)
 
-slip("TrainsTheFrozen", "a weight that does not learn gets no gradient; of the others, dz.t() @ x",
-     0.4, RightSplit, of_weight=lambda self, weight, x, grad: self.add(weight, grad.t() @ x))
-slip("TrainsTheFrozenBias", "a bias that does not learn gets no gradient, as a weight that does not learn",
-     1.6, RightSplit, of_bias=lambda self, bias, grad: bias is None or self.add(bias, grad.sum(0)))
-slip("ClearsX", "forward leaves x as it is, others may need it: work on a copy",
-     1.6, RightSplit, forward=lambda self, x: (RightSplit.forward(self, x.clone()), x.zero_())[0])
-slip("AssignsInW", "gradients add up: W adds to what is in .grad, and sets it where that is None",
-     1.6, RightSplit, add=lambda self, parameter, grad: setattr(parameter, "grad", grad))
+slip("Split", "TrainsTheFrozen", 0.4, "a weight that does not learn gets no gradient; of the others, dz.t() @ x", RightSplit,
+    of_weight=lambda self, weight, x, grad: self.add(weight, grad.t() @ x))
+slip("Split", "TrainsTheFrozenBias", 1.6, "a bias that does not learn gets no gradient, as a weight that does not learn",
+    RightSplit, of_bias=lambda self, bias, grad: bias is None or self.add(bias, grad.sum(0)))
+slip("Split", "ClearsX", 1.6, "forward leaves x as it is, others may need it: work on a copy", RightSplit,
+    forward=lambda self, x: (RightSplit.forward(self, x.clone()), x.zero_())[0])
+slip("Split", "AssignsInW", 1.6, "gradients add up: W adds to what is in .grad, and sets it where that is None", RightSplit,
+    add=lambda self, parameter, grad: setattr(parameter, "grad", grad))
 
 @wrong_split("W needs the gradients that I has computed: raise RuntimeError where they are not there yet", points=3.6)
 class DoesNothingWithoutI(RightSplit):
@@ -579,10 +546,10 @@ class LeadsToGraphs(RightSplit):
     input_gradient = RightSplit.input_gradient.__wrapped__
     weight_gradient = RightSplit.weight_gradient.__wrapped__
 
-slip("KeepsTheResult", "after I nobody needs y: W needs each layer's input and the gradient of its product",
-     2.8, RightSplit, after_i=lambda self: None)
-slip("KeepsAllAfterW", "when W is over, nothing is needed any more: let the inputs and the gradients go",
-     2.8, RightSplit, after_w=lambda self: None)
+slip("Split", "KeepsTheResult", 2.8, "after I nobody needs y: W needs each layer's input and the gradient of its product",
+    RightSplit, after_i=lambda self: None)
+slip("Split", "KeepsAllAfterW", 2.8, "when W is over, nothing is needed any more: let the inputs and the gradients go",
+    RightSplit, after_w=lambda self: None)
 
 # Task 5
 
@@ -600,35 +567,21 @@ def capped(p, m, cap, times=None, whole="IW"):
 def with_whole_backwards(p, m, cap, times):
     return tuple(map(tuple, capped(p, m, cap, times, "B")))
 
-@wrong_cap(
-    "a whole B keeps the rank above waiting for this one's W: give I first, and do a W where the rank would wait", points=1
-)
-def is_1f1b(p, m, cap, times):
-    return [steady(min(cap - 1, p - 1 - rank), m) for rank in range(p)]
-
-@wrong_cap("rank 0 waits until its only micro-batch is back: warm up first, rank r with p − 1 − r forwards at least", points=1)
-def goes_one_by_one(p, m, cap, times):
-    return [steady(0, m)] * p
-
-@wrong_cap(
-    "the last rank does its first W too early: a W right after its I is a whole B in two pieces. Within a cap of p, rank r can "
-    "do its first W r rounds of F and I later than rank 0, for it has warmed up with r forwards less",
-    points=2.25,
-)
-def does_w_after_its_i(p, m, cap, times):
-    return [numbered("F" * min(cap - 1, p - 1 - rank) + "FIW" * m, m) for rank in range(p)]
-
-@wrong_cap(
-    "there is room for more: with 2p − 1 activations, rank r warms up with 2(p − 1 − r) forwards, so that no rank waits for "
-    "its first gradient, and puts each W off by 2r rounds",
-    points=3.75,
-)
-def is_zb_h1_at_most(p, m, cap, times):
-    return capped(p, m, min(cap, p))
-
-@wrong_cap(says="makes 3 activations in flight; the cap is 2", points=3.25)
-def is_always_zb_h1(p, m, cap, times):
-    return capped(p, m, p)
+slip("under_a_cap", "is_1f1b", 1,
+    "a whole B keeps the rank above waiting for this one's W: give I first, and do a W where the rank would wait",
+    lambda p, m, cap, times: [steady(min(cap - 1, p - 1 - rank), m) for rank in range(p)])
+slip("under_a_cap", "goes_one_by_one", 1,
+    "rank 0 waits until its only micro-batch is back: warm up first, rank r with p − 1 − r forwards at least",
+    lambda p, m, cap, times: [steady(0, m)] * p)
+slip("under_a_cap", "does_w_after_its_i", 2.25, "the last rank does its first W too early: a W right after its I is a whole B "
+    "in two pieces. Within a cap of p, rank r can " "do its first W r rounds of F and I later than rank 0, for it has warmed "
+    "up with r forwards less",
+    lambda p, m, cap, times: [numbered("F" * min(cap - 1, p - 1 - rank) + "FIW" * m, m) for rank in range(p)])
+slip("under_a_cap", "is_zb_h1_at_most", 3.75, "there is room for more: with 2p − 1 activations, rank r warms up with 2(p − 1 "
+    "− r) forwards, so that no rank waits for " "its first gradient, and puts each W off by 2r rounds",
+    lambda p, m, cap, times: capped(p, m, min(cap, p)))
+slip("under_a_cap", "is_always_zb_h1", 3.25, "", lambda p, m, cap, times: capped(p, m, p),
+    says="makes 3 activations in flight; the cap is 2")
 
 @wrong_cap(says="under_a_cap(4, 6, 2, times) was not over after 2 s", points=4.5)
 def never_ends_below_p(p, m, cap, times):

@@ -557,7 +557,7 @@ home = partial(slip, "Ring", RightHomeward)
 for name, (hint, there, back, different) in STEPS.items():
     forward(f"{name}Forward", hint, there, bases=[different])
     home(f"{name}Homeward", hint, back, bases=[different])
-forward("TwoHopsForward", "", 1.9, "on 2 ranks the next rank is also the previous one", (2, 3, 4), hops=lambda self: 2)
+forward("TwoHopsForward", "", 1.9, "on 2 ranks there is one other rank", (2, 3, 4), hops=lambda self: 2)
 
 def pairs_with_a_wait(self, hop):
     """For the next block, after the first pair of chunks."""

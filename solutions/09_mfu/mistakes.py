@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from manyranks.grade.answers import also_right, mistake, right
+from manyranks.grade.answers import also_right, mistake, right, slip
 
 # fmt: off
+
 TASKS = "forward_flops", "step_flops", "mfu", "time_it", "time_budget", "lost_time"
 wrong_pass, wrong_step, wrong_mfu, wrong_time, wrong_budget, wrong_loss = (partial(mistake, task) for task in TASKS)
 PARTS = ("matmul", "other", "communication", "waiting", "python")
@@ -57,41 +58,30 @@ def as_tensors_and_floats(*given):
     """In another order."""
     return {name: torch.tensor(flops) if flops % 3 else float(flops) for name, flops in sorted(forward(*given).items())}
 
-@wrong_pass("the embedding is counted as a product: it looks rows up, without FLOPs. Only the head multiplies by it", points=3)
-def embedding_is_a_product(m, batch, seq, predicted):
-    return forward(m, batch, seq, predicted, rows=batch * (predicted + seq))
-
-@wrong_pass("keys and values are counted for all heads: there are kv_heads of them, each hidden / heads wide", points=3.2)
-def all_heads_have_keys(m, *sizes):
-    return forward(m, *sizes, kv=m.hidden)
-
-@wrong_pass("half of the scores is missing: QKᵀ, the product with V, or the masked half, which this counter counts", points=3.2)
-def causal_scores(m, batch, seq, predicted):
-    return forward(m, batch, seq, predicted, scores=2 * batch * seq * seq * m.hidden)
-
-@wrong_pass("the gate is missing: a gated MLP, or expert, has three products, gate, up and down", points=3)
-def no_gate(*given):
-    return forward(*given, matrices=2)
-
-@wrong_pass("all experts are counted: a token's row goes to top_k of them, whatever their number is", points=3)
-def all_experts(m, *sizes):
-    return forward(m, *sizes, chosen=m.experts + m.shared_experts)
-
-@wrong_pass("the shared experts are missing: each token goes to all of them, too", points=3)
-def no_shared_experts(m, *sizes):
-    return forward(m, *sizes, chosen=m.top_k)
-
-@wrong_pass("logits are counted for all tokens: the head sees the last `predicted` ones of each sequence", points=3)
-def all_logits(m, batch, seq, predicted):
-    return forward(m, batch, seq, predicted, rows=batch * seq)
-
-@wrong_pass("a multiply-add is counted as one: it is two FLOPs, so 2mkn for m × k times k × n")
-def multiply_adds_are_one(*given):
-    return {name: flops // 2 for name, flops in forward(*given).items()}
-
-@wrong_pass("that is one layer's: all layers are asked for", points=1)
-def of_one_layer(m, *sizes):
-    return {name: flops / (1 if name == "head" else m.layers) for name, flops in forward(m, *sizes).items()}
+slip("forward_flops", "embedding_is_a_product", 3,
+    "the embedding is counted as a product: it looks rows up, without FLOPs. Only the head multiplies by it",
+    lambda m, batch, seq, predicted: forward(m, batch, seq, predicted, rows=batch * (predicted + seq)))
+slip("forward_flops", "all_heads_have_keys", 3.2,
+    "keys and values are counted for all heads: there are kv_heads of them, each hidden / heads wide",
+    lambda m, *sizes: forward(m, *sizes, kv=m.hidden))
+slip("forward_flops", "causal_scores", 3.2,
+    "half of the scores is missing: QKᵀ, the product with V, or the masked half, which this counter counts",
+    lambda m, batch, seq, predicted: forward(m, batch, seq, predicted, scores=2 * batch * seq * seq * m.hidden))
+slip("forward_flops", "no_gate", 3, "the gate is missing: a gated MLP, or expert, has three products, gate, up and down",
+    lambda *given: forward(*given, matrices=2))
+slip("forward_flops", "all_experts", 3,
+    "all experts are counted: a token's row goes to top_k of them, whatever their number is",
+    lambda m, *sizes: forward(m, *sizes, chosen=m.experts + m.shared_experts))
+slip("forward_flops", "no_shared_experts", 3, "the shared experts are missing: each token goes to all of them, too",
+    lambda m, *sizes: forward(m, *sizes, chosen=m.top_k))
+slip("forward_flops", "all_logits", 3,
+    "logits are counted for all tokens: the head sees the last `predicted` ones of each sequence",
+    lambda m, batch, seq, predicted: forward(m, batch, seq, predicted, rows=batch * seq))
+slip("forward_flops", "multiply_adds_are_one", 0,
+    "a multiply-add is counted as one: it is two FLOPs, so 2mkn for m × k times k × n",
+    lambda *given: {name: flops // 2 for name, flops in forward(*given).items()})
+slip("forward_flops", "of_one_layer", 1, "that is one layer's: all layers are asked for",
+    lambda m, *sizes: {name: flops / (1 if name == "head" else m.layers) for name, flops in forward(m, *sizes).items()})
 
 @wrong_pass(says="torch.utils.flop_counter.FlopCounterMode is not allowed")
 def from_the_counter(m, *sizes):
@@ -133,50 +123,36 @@ def step_from_the_head(*given):
 def once(learns, comes):
     return int(comes)
 
-@wrong_step("backward is counted once: for each product of forward it has two, for the inputs' and the weights' gradients")
-def backward_once(*given):
-    return step(*given, products=once, scores=once, heads=2)
-
-@wrong_step("recomputation is counted as useful: what runs again is hardware FLOPs, and no model FLOPs", points=1.6)
-def recomputation_is_useful(*given):
-    return step(*given)[1], step(*given)[1]
-
-@wrong_step("what is recomputed is missing in the hardware FLOPs: it runs again, in backward", points=2.4)
-def nothing_again(*given):
-    return step(*given, where=lambda learns, comes: 0)
-
-@wrong_step("layers that do not learn are counted as if they did: their weights get no gradients, one product less", points=1)
-def all_learn(*given):
-    return step(*given, products=lambda *_: 2, scores=lambda *_: 2)
-
-@wrong_step(
-    "layers that do not learn are counted without any backward: where one before them learns, the gradient has to come "
-    "through, one product for each of forward's",
-    points=1,
-)
-def no_way_through(*given):
-    return step(*given, comes=lambda learns: learns)
-
-@wrong_step("backward goes through all layers here: it ends at the first that learns, and nothing runs again before", points=1)
-def back_to_the_embedding(*given):
-    return step(*given, comes=lambda learns: [True] * len(learns))
-
-@wrong_step("the scores have no weights, but two activations that need gradients: twice forward where backward comes", points=1)
-def scores_like_products(*given):
-    return step(*given, scores=lambda learns, comes: comes + learns)
+slip("step_flops", "backward_once", 0,
+    "backward is counted once: for each product of forward it has two, for the inputs' and the weights' gradients",
+    lambda *given: step(*given, products=once, scores=once, heads=2))
+slip("step_flops", "recomputation_is_useful", 1.6,
+    "recomputation is counted as useful: what runs again is hardware FLOPs, and no model FLOPs",
+    lambda *given: (step(*given)[1], step(*given)[1]))
+slip("step_flops", "nothing_again", 2.4, "what is recomputed is missing in the hardware FLOPs: it runs again, in backward",
+    lambda *given: step(*given, where=lambda learns, comes: 0))
+slip("step_flops", "all_learn", 1,
+    "layers that do not learn are counted as if they did: their weights get no gradients, one product less",
+    lambda *given: step(*given, products=lambda *_: 2, scores=lambda *_: 2))
+slip("step_flops", "no_way_through", 1, "layers that do not learn are counted without any backward: where one before them "
+    "learns, the gradient has to come " "through, one product for each of forward's",
+    lambda *given: step(*given, comes=lambda learns: learns))
+slip("step_flops", "back_to_the_embedding", 1,
+    "backward goes through all layers here: it ends at the first that learns, and nothing runs again before",
+    lambda *given: step(*given, comes=lambda learns: [True] * len(learns)))
+slip("step_flops", "scores_like_products", 1,
+    "the scores have no weights, but two activations that need gradients: twice forward where backward comes",
+    lambda *given: step(*given, scores=lambda learns, comes: comes + learns))
 
 @wrong_step("the head is not recomputed: backward begins with it", points=2.4)
 def head_again(layers, head, recompute, flash):
     model, hardware = step(layers, head, recompute, flash)
     return model, hardware + head * (recompute == "full")
 
-@wrong_step("flash attention keeps no scores: backward computes QKᵀ again, half a forward, whatever recompute is", points=2.4)
-def flash_forgotten(*given):
-    return step(*given, of_flash=lambda one: 0)
-
-@wrong_step(says="it returns a pair of numbers, (model, hardware)")
-def one_number(*given):
-    return step(*given)[1]
+slip("step_flops", "flash_forgotten", 2.4,
+    "flash attention keeps no scores: backward computes QKᵀ again, half a forward, whatever recompute is",
+    lambda *given: step(*given, of_flash=lambda one: 0))
+slip("step_flops", "one_number", 0, "", lambda *given: step(*given)[1], says="it returns a pair of numbers, (model, hardware)")
 
 # Task 3. instead: what a mistake takes in place of an amount
 
@@ -234,29 +210,24 @@ def products_only(run, *given):
     products = parameters(run, lambda name, shape: len(shape) == 2 and "embedding" not in name)
     return share(run, *given, parameters=products + run.tied * math.prod(run.shapes[TOKENS]))
 
-@wrong_mfu("causal attention is counted full: this convention counts the half of the scores that the mask leaves", points=3)
-def causal_in_full(*given):
-    return share(*given, causal=1)
-
-@wrong_mfu("the peak is that of the dtype in which the weights are kept: the products run in products_dtype", points=1)
-def peak_of_the_weights(run, *given):
-    return share(run._replace(products_dtype=run.weights_dtype), *given)
-
-@wrong_mfu("that is the peak for sparse matrices, twice that of dense ones: halve it where the row says sparse", points=2)
-def peak_of_sparse(run, sheet, convention):
-    return share(run, sheet, convention, peak=sheet[run.products_dtype].flops)
-
-@wrong_mfu("the tokens are one replica's, and the chips are those of all: take the tokens of the whole job")
-def tokens_of_a_replica(run, *given):
-    return share(run, *given) / run.replicas
-
-@wrong_mfu("the share is nearly right: torch.tensor of Python's floats is float32. Keep to Python's numbers, which are float64")
-def in_single(*given):
-    return torch.tensor(share(*given))
-
-@wrong_mfu(says="its matrix stands in run.shapes once")
-def head_by_its_name(run, *given):
-    return share(run, *given, products=math.prod(run.shapes["head.projection.weight"]))
+slip("mfu", "causal_in_full", 3,
+    "causal attention is counted full: this convention counts the half of the scores that the mask leaves",
+    lambda *given: share(*given, causal=1))
+slip("mfu", "peak_of_the_weights", 1,
+    "the peak is that of the dtype in which the weights are kept: the products run in products_dtype",
+    lambda run, *given: share(run._replace(products_dtype=run.weights_dtype), *given))
+slip("mfu", "peak_of_sparse", 2,
+    "that is the peak for sparse matrices, twice that of dense ones: halve it where the row says sparse",
+    lambda run, sheet, convention: share(run, sheet, convention, peak=sheet[run.products_dtype].flops))
+slip("mfu", "tokens_of_a_replica", 0,
+    "the tokens are one replica's, and the chips are those of all: take the tokens of the whole job",
+    lambda run, *given: share(run, *given) / run.replicas)
+slip("mfu", "in_single", 0,
+    "the share is nearly right: torch.tensor of Python's floats is float32. Keep to Python's numbers, which are float64",
+    lambda *given: torch.tensor(share(*given)))
+slip("mfu", "head_by_its_name", 0, "",
+    lambda run, *given: share(run, *given, products=math.prod(run.shapes["head.projection.weight"])),
+    says="its matrix stands in run.shapes once")
 
 # Tasks 4 and 5
 
@@ -322,53 +293,38 @@ def times_the_warmup(launch, synchronise, clock, *numbers):
     ready()
     return timed(launch, synchronise, ready, *numbers, ready=ready, end=lambda: None, divide=1, largest=waited, middle=middle)
 
-@wrong_time("that is how long the launches take: launch() returns at once. synchronise() before a measurement ends", points=0.8)
-def never_synchronises(*given):
-    return timed(*given, end=lambda: None)
-
-@wrong_time("synchronise() after each launch makes device and host wait: once, after a measurement's last launch", points=0.8)
-def after_each_launch(launch, synchronise, *given):
-    return timed(lambda: (launch(), synchronise()), synchronise, *given, end=lambda: None)
-
-@wrong_time("the first launches are timed, too: `warmup` of them come first, and are slower", points=0.8)
-def no_warmup(launch, synchronise, clock, warmup, *numbers):
-    return timed(launch, synchronise, clock, 0, *numbers)
-
-@wrong_time("the device is still busy with older work when the clock is first read: synchronise() before that", points=0.8)
-def busy_at_the_begin(*given):
-    return timed(*given, ready=lambda: None)
-
-@wrong_time("that is the mean: one hiccup spoils it. The median of the measurements", points=0.8)
-def mean(*given):
-    return timed(*given, middle=torch.mean)
-
-@wrong_time("torch.median of an even number of values is the lower of the middle two: take statistics.median", points=0.8)
-def torch_median(*given):
-    return timed(*given, middle=torch.median)
-
-@wrong_time("that is the largest of the ranks' medians: take the largest of each measurement first, and then their median")
-def largest_of_medians(*given):
-    return timed(*given, largest=lambda row: largest(row.quantile(0.5).view(1)))
-
-@wrong_time("that adds the ranks' measurements: an all-reduce adds unless op=dist.ReduceOp.MAX", points=0.8)
-def sum_of_ranks(*given):
-    return timed(*given, largest=summed)
-
-@wrong_time("what is sent is float32: torch.tensor of Python's floats is float32, so say dtype=torch.float64")
-def single_numbers(*given):
-    return timed(*given, dtype=torch.float32)
-
-@wrong_time("one call for each number: put all numbers into one tensor, for each call costs its latency", points=3.2)
-def one_call_each(*given):
-    return timed(*given, largest=one_by_one)
-
-@wrong_time(says="nobody can look into the device: what it does is read off clock()")
-def looks_into_the_device(launch, *given):
-    return timed(launch, *given, middle=lambda row: launch.__self__._free)
-
-@wrong_time(says="far more than a right answer needs: does the loop end?")
-def endless(launch, *given):
-    return timed(launch, *given, end=lambda: [launch() for _ in count()])
+slip("time_it", "never_synchronises", 0.8,
+    "that is how long the launches take: launch() returns at once. synchronise() before a measurement ends",
+    lambda *given: timed(*given, end=lambda: None))
+slip("time_it", "after_each_launch", 0.8,
+    "synchronise() after each launch makes device and host wait: once, after a measurement's last launch",
+    lambda launch, synchronise, *given: timed(lambda: (launch(), synchronise()), synchronise, *given, end=lambda: None))
+slip("time_it", "no_warmup", 0.8, "the first launches are timed, too: `warmup` of them come first, and are slower",
+    lambda launch, synchronise, clock, warmup, *numbers: timed(launch, synchronise, clock, 0, *numbers))
+slip("time_it", "busy_at_the_begin", 0.8,
+    "the device is still busy with older work when the clock is first read: synchronise() before that",
+    lambda *given: timed(*given, ready=lambda: None))
+slip("time_it", "mean", 0.8, "that is the mean: one hiccup spoils it. The median of the measurements",
+    lambda *given: timed(*given, middle=torch.mean))
+slip("time_it", "torch_median", 0.8,
+    "torch.median of an even number of values is the lower of the middle two: take statistics.median",
+    lambda *given: timed(*given, middle=torch.median))
+slip("time_it", "largest_of_medians", 0,
+    "that is the largest of the ranks' medians: take the largest of each measurement first, and then their median",
+    lambda *given: timed(*given, largest=lambda row: largest(row.quantile(0.5).view(1))))
+slip("time_it", "sum_of_ranks", 0.8, "that adds the ranks' measurements: an all-reduce adds unless op=dist.ReduceOp.MAX",
+    lambda *given: timed(*given, largest=summed))
+slip("time_it", "single_numbers", 0,
+    "what is sent is float32: torch.tensor of Python's floats is float32, so say dtype=torch.float64",
+    lambda *given: timed(*given, dtype=torch.float32))
+slip("time_it", "one_call_each", 3.2,
+    "one call for each number: put all numbers into one tensor, for each call costs its latency",
+    lambda *given: timed(*given, largest=one_by_one))
+slip("time_it", "looks_into_the_device", 0, "",
+    lambda launch, *given: timed(launch, *given, middle=lambda row: launch.__self__._free),
+    says="nobody can look into the device: what it does is read off clock()")
+slip("time_it", "endless", 0, "", lambda launch, *given: timed(launch, *given, end=lambda: [launch() for _ in count()]),
+    says="far more than a right answer needs: does the loop end?")
 
 # Task 5. instead: what a mistake takes in place of a rule
 
@@ -425,50 +381,36 @@ def budget_from_zero(spans, arrived, step, zero):
     moved = [span._replace(started=span.started - zero, finished=span.finished - zero) for span in spans]
     return budget(moved, [one - zero for one in arrived], [one - zero for one in step], 0.0)
 
-@wrong_budget("nested operators are counted twice: a moment belongs only to the innermost span that covers it", points=2.25)
-def nested_twice(*given):
-    return budget(*given, inside=lambda spans, span: [])
-
-@wrong_budget("'calls' spans are counted as operators: what no operator inside them covers is Python's", points=2.25)
-def calls_are_operators(*given):
-    return budget(*given, calls="other")
-
-@wrong_budget(
-    "waiting is counted as communication: until the last rank has come to the call nothing is on its way. That takes the "
-    "others' moments, and of each call the largest, op=dist.ReduceOp.MAX",
-    points=2.25,
-)
-def own_moments(*given):
-    return budget(*given, largest=lambda row: row)
-
-@wrong_budget(
-    "all is waiting here, no communication: an all-reduce adds up the moments unless op=dist.ReduceOp.MAX", points=3.25
-)
-def sum_of_moments(*given):
-    return budget(*given, largest=lambda row: summed(row + 1000))
-
-@wrong_budget(
-    "the ranks' clocks began at different times: subtract `zero` before the all-reduce, and add it after", points=3.25
-)
-def clocks_agree(*given):
-    return budget(*given, since=0, back=0)
-
-@wrong_budget("the largest moments count from zero here: add this rank's zero before comparing them with spans", points=3.25)
-def not_back_on_its_clock(*given):
-    return budget(*given, back=0)
-
-@wrong_budget("where the last rank had come before the wait began, there is no waiting: 0, not less", points=3.25)
-def waiting_below_zero(*given):
-    return budget(*given, split=lambda wait, last: rest(wait, min(last, wait.finished) - wait.started))
+slip("time_budget", "nested_twice", 2.25,
+    "nested operators are counted twice: a moment belongs only to the innermost span that covers it",
+    lambda *given: budget(*given, inside=lambda spans, span: []))
+slip("time_budget", "calls_are_operators", 2.25,
+    "'calls' spans are counted as operators: what no operator inside them covers is Python's",
+    lambda *given: budget(*given, calls="other"))
+slip("time_budget", "own_moments", 2.25, "waiting is counted as communication: until the last rank has come to the call "
+    "nothing is on its way. That takes the " "others' moments, and of each call the largest, op=dist.ReduceOp.MAX",
+    lambda *given: budget(*given, largest=lambda row: row))
+slip("time_budget", "sum_of_moments", 3.25,
+    "all is waiting here, no communication: an all-reduce adds up the moments unless op=dist.ReduceOp.MAX",
+    lambda *given: budget(*given, largest=lambda row: summed(row + 1000)))
+slip("time_budget", "clocks_agree", 3.25,
+    "the ranks' clocks began at different times: subtract `zero` before the all-reduce, and add it after",
+    lambda *given: budget(*given, since=0, back=0))
+slip("time_budget", "not_back_on_its_clock", 3.25,
+    "the largest moments count from zero here: add this rank's zero before comparing them with spans",
+    lambda *given: budget(*given, back=0))
+slip("time_budget", "waiting_below_zero", 3.25,
+    "where the last rank had come before the wait began, there is no waiting: 0, not less",
+    lambda *given: budget(*given, split=lambda wait, last: rest(wait, min(last, wait.finished) - wait.started)))
 
 @wrong_budget("`call` says which collective a wait is for: ranks need not wait for them in their order", points=3.25)
 def waits_in_the_calls_order(spans, *given):
     numbers = count()
     return budget([one._replace(call=next(numbers)) if one.kind == "wait" else one for one in spans], *given)
 
-@wrong_budget("Python is forgotten: what no operator and no wait covers, between the step's begin and its end", points=4.25)
-def no_python(*given):
-    return budget(*given, left=lambda parts: 0.0)
+slip("time_budget", "no_python", 4.25,
+    "Python is forgotten: what no operator and no wait covers, between the step's begin and its end",
+    lambda *given: budget(*given, left=lambda parts: 0.0))
 
 # Task 6. instead: what a mistake takes in place of a rule
 
@@ -513,56 +455,38 @@ def lost_by_tensors(operators, needed, peak, bandwidth):
             saved += size * (not products[i] and readers <= {run_of[i]} and name not in needed)
     return [np.array([size / bandwidth * max(0, 1 - part) for size, part in parts]), np.float64(saved / bandwidth)]
 
-@wrong_loss("that is how long an operator takes: lost is what is beyond its FLOPs ÷ peak, so subtract that", points=1.35)
-def whole_time(*given):
-    return lost(*given, lost=max)
-
-@wrong_loss("the bytes that an operator writes are not counted: it moves what it reads and what it writes", points=1.35)
-def only_reads(*given):
-    return lost(*given, moved=lambda one: sum(one.reads.values()))
-
-@wrong_loss("a loss is below 0 here, where the FLOPs take longer than the bytes: nothing is lost there, so 0", points=1.35)
-def below_zero(*given):
-    return lost(*given, lost=lambda compute, memory: memory - compute)
-
-@wrong_loss("only products lose time here. Operators without FLOPs do, too: all of it, for they only move bytes", points=1.35)
-def only_products(*given):
-    return lost(*given, lost=lambda compute, memory: max(compute, memory) - compute if compute else 0.0)
-
-@wrong_loss("only a run's last result is written here: so are all others that are read behind it or `needed`", points=1.65)
-def writes_its_last(*given):
-    return lost(*given, later=lambda run, behind: run[-1].writes)
-
-@wrong_loss("only what is in `needed` is written here: write what operators behind the run read, too", points=1.65)
-def writes_the_needed(operators, needed, *chip):
-    return lost(operators, needed, *chip, later=lambda run, behind: needed)
-
-@wrong_loss("only what operators behind the run read is written here: write what is in `needed`, too", points=1.65)
-def writes_for_others(*given):
-    return lost(*given, later=lambda run, behind: read_by(behind))
-
-@wrong_loss("all results of a run are written here: what only the run itself reads stays on the chip", points=1.65)
-def writes_all(*given):
-    return lost(*given, later=lambda run, behind: {name for one in run for name in one.writes})
-
-@wrong_loss("a fused kernel reads its own results from memory here: what it has made stays on the chip", points=1.65)
-def reads_its_own(*given):
-    return lost(*given, read=lambda reads, made: dict(reads).values())
-
-@wrong_loss(
-    "a tensor that several operators of a run read is counted each time here: a fused kernel reads it once", points=1.65
-)
-def reads_twice(*given):
-    return lost(*given, read=lambda reads, made: [size for name, size in reads if name not in made])
-
-@wrong_loss("all is one kernel here, with the products: they stay what they are, and each of them ends a run", points=1.65)
-def one_kernel(*given):
-    return lost(*given, ends=lambda one: False)
-
-@wrong_loss(says="you have inf s, right is", points=1.65)
-def saves_without_end(*given):
-    return lost(*given)[0], math.inf
-
-@wrong_loss(says="it returns a pair: a list with one number for each operator")
-def only_the_sum(*given):
-    return sum(lost(*given)[0]), lost(*given)[1]
+slip("lost_time", "whole_time", 1.35,
+    "that is how long an operator takes: lost is what is beyond its FLOPs ÷ peak, so subtract that",
+    lambda *given: lost(*given, lost=max))
+slip("lost_time", "only_reads", 1.35,
+    "the bytes that an operator writes are not counted: it moves what it reads and what it writes",
+    lambda *given: lost(*given, moved=lambda one: sum(one.reads.values())))
+slip("lost_time", "below_zero", 1.35,
+    "a loss is below 0 here, where the FLOPs take longer than the bytes: nothing is lost there, so 0",
+    lambda *given: lost(*given, lost=lambda compute, memory: memory - compute))
+slip("lost_time", "only_products", 1.35,
+    "only products lose time here. Operators without FLOPs do, too: all of it, for they only move bytes",
+    lambda *given: lost(*given, lost=lambda compute, memory: max(compute, memory) - compute if compute else 0.0))
+slip("lost_time", "writes_its_last", 1.65,
+    "only a run's last result is written here: so are all others that are read behind it or `needed`",
+    lambda *given: lost(*given, later=lambda run, behind: run[-1].writes))
+slip("lost_time", "writes_the_needed", 1.65,
+    "only what is in `needed` is written here: write what operators behind the run read, too",
+    lambda operators, needed, *chip: lost(operators, needed, *chip, later=lambda run, behind: needed))
+slip("lost_time", "writes_for_others", 1.65,
+    "only what operators behind the run read is written here: write what is in `needed`, too",
+    lambda *given: lost(*given, later=lambda run, behind: read_by(behind)))
+slip("lost_time", "writes_all", 1.65, "all results of a run are written here: what only the run itself reads stays on the chip",
+    lambda *given: lost(*given, later=lambda run, behind: {name for one in run for name in one.writes}))
+slip("lost_time", "reads_its_own", 1.65,
+    "a fused kernel reads its own results from memory here: what it has made stays on the chip",
+    lambda *given: lost(*given, read=lambda reads, made: dict(reads).values()))
+slip("lost_time", "reads_twice", 1.65,
+    "a tensor that several operators of a run read is counted each time here: a fused kernel reads it once",
+    lambda *given: lost(*given, read=lambda reads, made: [size for name, size in reads if name not in made]))
+slip("lost_time", "one_kernel", 1.65,
+    "all is one kernel here, with the products: they stay what they are, and each of them ends a run",
+    lambda *given: lost(*given, ends=lambda one: False))
+slip("lost_time", "saves_without_end", 1.65, "", lambda *given: (lost(*given)[0], math.inf), says="you have inf s, right is")
+slip("lost_time", "only_the_sum", 0, "", lambda *given: (sum(lost(*given)[0]), lost(*given)[1]),
+    says="it returns a pair: a list with one number for each operator")

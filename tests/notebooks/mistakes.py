@@ -335,6 +335,39 @@ def gather_in(x):
 def reduce_scatter_out(term):
     return Both.apply(term, scattered, gathered)
 """
+_MERGE = """
+def merge(o1, lse1, o2, lse2):
+    return (o1 + o2) / 2, torch.logaddexp(lse1, lse2)
+"""
+_PASS_ON = """
+def pass_on(block):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    coming = torch.empty_like(block)
+    sent = dist.isend(block, (rank - 1) % n)
+    dist.irecv(coming, (rank + 1) % n).wait()
+    sent.wait()
+    return coming
+"""
+_HOMEWARD = """
+def homeward(part):
+    traveling = part
+    for _ in range(dist.get_world_size() - 1):
+        traveling = pass_on(traveling) + part
+    return pass_on(traveling)
+"""
+_ZIGZAG = """
+def zigzag(tokens, n):
+    chunks = tokens.chunk(2 * n)
+    return [torch.cat((chunks[r], chunks[n + r])) for r in range(n)]
+"""
+_HEADS_FOR_TOKENS = """
+def heads_for_tokens(x):
+    n = dist.get_world_size()
+    leaving = x.unflatten(1, (-1, n)).transpose(0, 2).contiguous()
+    coming = torch.empty_like(leaving)
+    dist.all_to_all_single(coming, leaving)
+    return torch.cat(list(coming.transpose(1, 2)), 2)
+"""
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -392,6 +425,13 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "copy_in": (_COPY_IN, "g's gradient is 8 where each rank has 2; it should be 2"),
         "own_heads": (_OWN_HEADS, "with 2 heads, rank 0 has []; it should have [0]"),
         "gather_in": (_GATHER_IN, "gather_in's gradient is [1]; it should be [10]"),
+    },
+    "07_context": {
+        "merge": (_MERGE, "o is 310.6 and the sum of exponentials is 10.0; they should be 432.1 and 10"),
+        "pass_on": (_PASS_ON, "After a hop, rank 0 has 10; it should have 1000"),
+        "homeward": (_HOMEWARD, "4 hops; 3 are enough"),
+        "zigzag": (_ZIGZAG, "of 16 tokens, rank 0 has [0, 1, 8, 9]; it should have [0, 1, 14, 15]"),
+        "heads_for_tokens": (_HEADS_FOR_TOKENS, "doesn't have its own two heads of all tokens"),
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),

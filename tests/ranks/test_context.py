@@ -1,4 +1,4 @@
-"""parallel.context: on ranks each of which has a part of a sequence, the attention and gradients of one process."""
+"""parallel.context: on ranks that share a sequence, the attention and the gradients of one process, however it's called."""
 
 from functools import partial
 from itertools import product
@@ -8,85 +8,94 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils.checkpoint import checkpoint as pytorch_s
 
-from manyranks.parallel.context import LAYOUTS, shard
-from manyranks.parallel.context.apply import ATTENTION
+import manyranks as mr
+from manyranks.parallel.checkpointing import checkpoint
+from manyranks.parallel.context import ATTENTION, LAYOUTS, blockwise_attention, shard
 from tests.conftest import matrix
 from tests.unit.attention_reference import draw, full, gap, largest
 
-DEGREES = pytest.mark.parametrize("shared_worlds", matrix([1, 2, 3, 4], [3]), indirect=True, scope="module")
 SEQ, TILE = 24, 5  # 12 tokens of two ranks are cut into tiles of 4
+KINDS = [kind for kind in ATTENTION if kind != "ring-ulysses"]  # which is Ulysses around a ring
 DOCUMENTS = [[0] * 7 + [1] * 17, [3] + [1] * 11 + [3] * 12]
+MASKS = [
+    {},
+    {"causal": False},
+    {"documents": DOCUMENTS},
+    {"causal": False, "documents": DOCUMENTS[:1]},
+    {"window": 1},
+    {"window": 4},
+    {"window": 13},
+    {"window": 5, "causal": False},
+    {"window": 5, "documents": DOCUMENTS},
+]
 
 
 def variants(n: int) -> dict[str, tuple]:
-    """The attention, its group or the shape of its mesh, and the ranks that share a shard of the ring."""
-    found = {kind: (ATTENTION[kind], None, 1) for kind in ("ring", "all-gather", "ulysses")}
+    """Each attention, its group or the shape of its mesh, ranks that share a shard of the ring; 0: one process, all tokens."""
+    found = {kind: (ATTENTION[kind], None, 1) for kind in KINDS} | {"blockwise": (blockwise_attention, None, 0)}
     for rings in (r for r in range(1, n + 1) if n % r == 0):
         found[f"ring of {rings}, ulysses of {n // rings}"] = (ATTENTION["ring-ulysses"], (rings, n // rings), n // rings)
     return found
-
-
-def mesh_of(shape: tuple[int, int] | None):
-    return shape and init_device_mesh("cpu", shape, mesh_dim_names=("ring", "ulysses"))
 
 
 def qkv_of(heads: int, kv_heads: int, seq: int = SEQ, seed: int = 0) -> list[Tensor]:
     return [draw(2, h, seq, 4, seed=seed + k).requires_grad_() for k, h in enumerate((heads, kv_heads, kv_heads))]
 
 
-def compared(attend, whole: list[Tensor], cut, **options) -> float:
-    """The largest difference of the output and of all gradients to one process with all tokens. cut: gives a rank's part."""
-    expected = full(*whole, **options)
+def cut_of(layout: str, sharing: int = 1, group=None):
+    """From what all tokens have to this rank's."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    return partial(shard, layout=layout, rank=rank, n=n, dim=2, sharing=sharing) if sharing else lambda x: x
+
+
+def compared(attend, whole: list[Tensor], cut, learns: str = "qkv", **mask) -> float:
+    """The largest difference of the output and of the gradients to those of one process with all tokens."""
+    expected = full(*whole, **mask)
     weights = draw(*expected.shape, seed=9)
     right = torch.autograd.grad((expected * weights).sum(), whole)
-    own = [cut(x.detach()).requires_grad_() for x in whole]
-    o = attend(*own, tile=TILE, **options)
-    grads = torch.autograd.grad((o * cut(weights)).sum(), own)
-    return gap([(ours, cut(theirs)) for ours, theirs in zip((o, *grads), (expected, *right), strict=True)])
+    own = [cut(x.detach()).requires_grad_(name in learns) for name, x in zip("qkv", whole, strict=True)]
+    o = attend(*own)
+    (o * cut(weights)).sum().backward()
+    assert [name for name, x in zip("qkv", own, strict=True) if x.grad is not None] == list(learns)
+    grads = [(x.grad, cut(theirs)) for x, theirs in zip(own, right, strict=True) if x.grad is not None]
+    return gap([(o, cut(expected)), *grads])
 
 
-def everything(kv_heads: int, layouts: tuple[str, ...], masks: list[tuple]) -> dict[str, float]:
-    n, found = dist.get_world_size(), {}
-    for name, (attention, shape, sharing) in variants(n).items():
-        where = mesh_of(shape)
-        for layout, (causal, documents) in product(layouts, masks):
-            attend = partial(at, where, attention, layout=layout)
-            cut = partial(shard, layout=layout, rank=dist.get_rank(), n=n, dim=2, sharing=sharing)
-            mask = {"causal": causal, "documents_BT": documents and torch.tensor(documents)}
-            found[f"{name}, {layout}, {mask}"] = compared(attend, qkv_of(12, kv_heads), cut, **mask)
+def everything(kv_heads: int, layouts: tuple[str, ...], masks: list[dict]) -> dict[str, float]:
+    found = {}
+    for name, (attention, shape, sharing) in variants(dist.get_world_size()).items():
+        where = {"mesh": init_device_mesh("cpu", shape, mesh_dim_names=("ring", "ulysses"))} if shape else {}
+        for layout, given in product(layouts, masks):
+            mask = {key: value for key, value in given.items() if key != "documents"}
+            mask["documents_BT"] = torch.tensor(given["documents"]) if "documents" in given else None
+            attend = partial(attention, layout=layout, tile=TILE, **where, **mask)
+            found[f"{name}, {layout}, {given}"] = compared(attend, qkv_of(12, kv_heads), cut_of(layout, sharing), **mask)
     return found
 
 
-def at(where, attention, *qkv: Tensor, **options) -> Tensor:
-    return attention(*qkv, where, **options)
-
-
-MASKS = [(True, None), (False, None), (True, DOCUMENTS), (False, DOCUMENTS[:1])]
-
-
-@DEGREES
+@pytest.mark.parametrize("shared_worlds", matrix([1, 2, 3, 4], [3]), indirect=True, scope="module")
 def test_output_and_gradients_of_every_variant_are_those_of_full_attention(shared_worlds):
+    """The last: fewer key/value heads than ranks."""
     n = shared_worlds.size
-    for found in shared_worlds.run(everything, {1: 3, 2: 6, 3: 3, 4: 4}[n], LAYOUTS, MASKS):
-        assert {case: error for case, error in found.items() if not error < 1e-12} == {}
-        assert len(found) == len(variants(n)) * len(LAYOUTS) * len(MASKS)
-
-
-@DEGREES
-def test_so_they_are_with_fewer_key_value_heads_than_ranks(shared_worlds):
-    for found in shared_worlds.run(everything, {1: 1, 2: 1, 3: 1, 4: 2}[shared_worlds.size], ("zigzag",), MASKS[2:3]):
-        assert {case: error for case, error in found.items() if not error < 1e-12} == {}
+    for kv_heads, layouts, masks in (
+        ({1: 3, 2: 6, 3: 3, 4: 4}[n], LAYOUTS, MASKS),
+        ({1: 1, 2: 1, 3: 1, 4: 2}[n], ("zigzag",), [MASKS[2], MASKS[5]]),
+    ):
+        for found in shared_worlds.run(everything, kv_heads, layouts, masks):
+            assert {case: error for case, error in found.items() if not error < 1e-12} == {}
+            assert len(found) == len(variants(n)) * len(layouts) * len(masks)
 
 
 def in_pairs() -> list[float]:
     """Ranks 0 and 2, and ranks 1 and 3, at the same time, with other numbers, other sizes and another attention."""
     other, found = dist.get_rank() % 2, []
     group = dist.new_group([other, other + 2], use_local_synchronization=True)
-    for kind in ("ring", "all-gather", "ulysses"):
-        cut = partial(shard, layout="zigzag", rank=dist.get_rank(group), n=2, dim=2)
+    for kind in KINDS:
+        attend = partial(ATTENTION[kind], group=group, causal=not other, tile=TILE)
         whole = qkv_of(2, 2, SEQ + 4 * other, seed=other)
-        found.append(compared(partial(at, group, ATTENTION[kind]), whole, cut, causal=not other))
+        found.append(compared(attend, whole, cut_of("zigzag", group=group), causal=not other))
     return found
 
 
@@ -95,9 +104,127 @@ def of_a_mesh_of_every_second() -> list[float]:
     mesh = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("ring", "ulysses"))
     place = 2 * mesh.get_local_rank("ring") + mesh.get_local_rank("ulysses")
     cut = partial(shard, layout="zigzag", rank=place, n=4, dim=2, sharing=2)
-    return [compared(partial(at, mesh, ATTENTION["ring-ulysses"]), qkv_of(4, 2), cut, causal=True)]
+    return [compared(partial(ATTENTION["ring-ulysses"], mesh=mesh, tile=TILE), qkv_of(4, 2), cut)]
 
 
 @pytest.mark.parametrize("ranks", [in_pairs, of_a_mesh_of_every_second])
 def test_other_groups_than_the_world_know_nothing_of_each_other(four, ranks):
     assert largest(map(largest, four.run(ranks))) < 1e-12
+
+
+# However it's called
+
+
+def with_strides(make, attend, *qkv: Tensor) -> Tensor:
+    return attend(*map(make, qkv))
+
+
+def before_another(attend, *qkv: Tensor) -> Tensor:
+    o = attend(*qkv)
+    attend(*(x.detach() + 1 for x in qkv))
+    return o
+
+
+def of_two_parts(attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Two forward passes, then two backward passes."""
+    return torch.cat([attend(q[:, h], k[:, h], v[:, h]) for h in (slice(3), slice(3, 6))], 1)
+
+
+WRAPPERS = {
+    "checkpoint": lambda attend: partial(checkpoint, attend),
+    "PyTorch's checkpoint": lambda attend: partial(pytorch_s, attend, use_reentrant=False),
+    "PyTorch's older checkpoint": lambda attend: partial(pytorch_s, attend, use_reentrant=True),
+    "the GPT's strides": lambda attend: partial(with_strides, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), attend),
+    "an image's strides": lambda attend: partial(
+        with_strides, lambda x: x.contiguous(memory_format=torch.channels_last), attend
+    ),
+    "before another": lambda attend: partial(before_another, attend),
+    "of two parts": lambda attend: partial(of_two_parts, attend),
+}
+
+
+def every_way() -> dict[str, float]:
+    found = {}
+    for kind in (*KINDS, "blockwise"):
+        attention, _, sharing = variants(1)[kind]
+        attend, cut = partial(attention, tile=TILE), cut_of("zigzag", sharing)
+        for name, wrapper in WRAPPERS.items():
+            found[f"{kind}, {name}"] = compared(wrapper(attend), qkv_of(6, 6), cut)
+        for learns in ("q", "k", "v", "kv"):
+            found[f"{kind}, {learns}"] = compared(attend, qkv_of(6, 6), cut, learns)
+        own = [cut(x.detach()).requires_grad_() for x in qkv_of(6, 3)]
+        with torch.no_grad():
+            o = attend(*own)
+        found[f"{kind}, no gradients"] = gap([(o, attend(*own))]) if o.grad_fn is None else 1.0
+    return found
+
+
+def test_gradients_are_the_same_however_it_is_called(shared_world):
+    for found in shared_world.run(every_way):
+        assert {name: error for name, error in found.items() if not error < 1e-12} == {}
+
+
+def twice() -> list[str]:
+    """Backward again, and a gradient of a gradient."""
+    said = []
+    for kind in KINDS:
+        qkv = [cut_of("zigzag")(x.detach()).requires_grad_() for x in qkv_of(6, 6)]
+        o = ATTENTION[kind](*qkv, tile=TILE).square().sum()
+        first, second = (torch.autograd.grad(o, qkv, retain_graph=True) for _ in range(2))
+        assert all(map(torch.equal, first, second))
+        (of_q,) = torch.autograd.grad(o, qkv[:1], create_graph=True)
+        with pytest.raises(RuntimeError) as error:
+            of_q.sum().backward()
+        said.append(str(error.value))
+    return said
+
+
+def test_backward_can_be_run_again_but_not_differentiated(shared_world):
+    for said in shared_world.run(twice):
+        assert all("once_differentiable" in each for each in said)
+
+
+BITS = torch.bfloat16
+
+
+def in_few_bits() -> dict[str, float]:
+    """How often its own rounding the output is off, and how many eps the gradients; autocast changes nothing."""
+    eps, found, own = torch.finfo(BITS).eps, {}, cut_of("zigzag")
+    exact = [draw(2, 6, 96, 4, seed=k).to(BITS).double().requires_grad_() for k in range(3)]
+    expected = full(*exact)
+    expected.sum().backward()
+    for kind in KINDS:
+        both = []
+        for on in (False, True):
+            qkv = [own(x.detach()).to(BITS).requires_grad_() for x in exact]
+            with torch.autocast("cpu", BITS, enabled=on):
+                o = ATTENTION[kind](*qkv)
+                both.append([o, *torch.autograd.grad(o.float().sum(), qkv)])
+        assert all(map(torch.equal, *both))
+        (o, *grads), right = both[0], own(expected.detach())
+        found[f"{kind}, o"] = ((o - right).abs() / (right.abs() * eps / 2 + 1e-6)).max().item()
+        for name, grad, x in zip("qkv", grads, exact, strict=True):
+            assert grad.dtype == BITS
+            found[f"{kind}, {name}"] = ((grad - own(x.grad)).abs().max() / x.grad.abs().max() / eps).item() / 2
+    return found
+
+
+def test_sums_over_blocks_and_ranks_are_made_in_32_bits(shared_world):
+    for found in shared_world.run(in_few_bits):
+        assert {name: error for name, error in found.items() if not error < 1.02} == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_fails_ends_the_others_wait(kind):
+    def failing(backward: bool):
+        qkv = [torch.zeros(1, 2, 4, 4, requires_grad=True) for _ in range(3)]
+        if not backward and dist.get_rank() == 1:
+            raise KeyError("forward")
+        o = ATTENTION[kind](*qkv)
+        if dist.get_rank() == 1:
+            o.register_hook(lambda grad: {}["backward"])
+        o.sum().backward()
+
+    for backward in (False, True):
+        with mr.World(2, backend="gloo", timeout=30) as world, pytest.raises(mr.RankFailed, match="rank 1"):
+            world.run(failing, backward)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import manyranks as mr
@@ -73,14 +73,11 @@ REFUSED = {
     "dtype": (lambda: each(*with_other(2, Tensor.double)), r"are torch\.float32, torch\.float32, torch\.float64: give one"),
     "device": (lambda: each(*with_other(1, lambda k: k.to("meta"))), r"q, k and v are on cpu, meta: give one device"),
     "tile": (lambda: each(tile=0), r"tile=0: give a whole number of tokens, 1 or more"),
-    "tile of a kind": (lambda: each(tile=16.0), r"tile=16\.0: give a whole number of tokens"),
     "layout": (lambda: each(layout="zig-zag"), r"layout='zig-zag': choose one of 'contiguous', 'striped', 'zigzag'"),
     "own documents": (lambda: each(documents_BT=tokens(4)), r"shape \(2, 4\): .* whole sequence, \[2, 16\] or \[1, 16\]"),
     "documents' rows": (lambda: each(documents_BT=tokens(16).repeat(2, 1)), r"documents of shape \(4, 16\)"),
     "documents' dtype": (lambda: each(documents_BT=torch.zeros(1, 16)), r"documents are torch\.float32: give a tensor of"),
     "sequence": (lambda: ring_attention(*qkv(tokens=3)), r"12 tokens on 4 ranks: .* multiple of 8, .* are 8 and 16: pad"),
-    "gathered": (lambda: all_gather_attention(*qkv(tokens=5)), r"20 tokens on 4 ranks: .* the nearest are 16 and 24"),
-    "exchanged": (lambda: ulysses_attention(*qkv(tokens=1)), r"4 tokens on 4 ranks: .* the nearest are 8: pad or cut"),
     "both": (lambda: usp(mesh(4, 1), tokens=3), r"12 tokens on 4 ranks: .* the nearest are 8 and 16"),
     "heads": (lambda: ulysses_attention(*qkv(6, 6)), r"6 query heads on 4 ranks: .* divides them \(1, 2, 3, 6\), or use"),
     "key/value heads": (lambda: ulysses_attention(*qkv(12, 6)), r"6 key/value heads on 4 ranks: .* is a multiple of"),
@@ -88,22 +85,18 @@ REFUSED = {
     "no mesh": (lambda: usp(None), r"mesh=None: give init_device_mesh\(…, \(R, U\), mesh_dim_names=\('ring', 'ulysses'\)\)"),
     "no names": (lambda: usp(mesh(names=None)), r"mesh=DeviceMesh.*: give init_device_mesh"),
     "other names": (lambda: usp(mesh(names=("ulysses", "ring"))), r"mesh=DeviceMesh.*: give .*, whose rows are the ranks that"),
-    "one axis": (lambda: usp(mesh(4, names=("ring",))), r"mesh=DeviceMesh.*: give init_device_mesh"),
     "another order": (lambda: usp(of_ranks([[3, 1], [0, 2]])), r"ranks \[\[3, 1\], \[0, 2\]\]: they must rise in each row"),
+    "window": (lambda: each(window=0), r"window=0: give a whole number of tokens, 1 or more"),
+    "model's window": (lambda: model(window=2.5), r"window=2\.5: give a whole number of tokens"),
     "attention": (lambda: model(attention="flash"), r"attention='flash': choose one of ring, all-gather, ulysses, ring-u"),
-    "model's layout": (lambda: model(layout="ring"), r"layout='ring': choose one of"),
     "pattern": (lambda: model("layers.*.attn"), r"'layers\.\*\.attn' matches no module: see the model's named_modules\(\)"),
     "dropout": (lambda: model(dropout=0.1), r"layers\.0\.attention\.core drops 0\.1 of its weights, .*: train without dropout"),
-    "missing mesh": (lambda: model(attention="ring-ulysses"), r"mesh=None: give init_device_mesh"),
     "mesh of a ring": (lambda: model(mesh=mesh()), r"mesh with attention='ring': give a group, or ring-ulysses"),
     "mesh of two": (lambda: model(attention="ring-ulysses", mesh=mesh(2, 1, 2, names=("dp", *AXES))[AXES]),
                     r"a mesh of the ranks \[\[[02], [13]\]\] for a group of \[0, 1, 2, 3\]: give these, in this order"),
     "mesh's order": (lambda: model(attention="ring-ulysses", mesh=of_ranks([[0, 2], [1, 3]])), r"\[\[0, 2\], \[1, 3\]\] for"),
     "inputs": (lambda: model().shard(tokens(12)), r"12 tokens on 4 ranks: the zigzag layout .* the nearest are 8 and 16"),
-    "own inputs": (lambda: model()(tokens(3)), r"12 tokens on 4 ranks: the zigzag layout"),
     "model's documents": (lambda: model()(tokens(4), tokens(4)), r"documents of shape \(2, 4\): give .* whole sequence"),
-    "model's tile": (lambda: model(tile=0)(tokens(4)), r"tile=0: give a whole number"),
-    "model's heads": (lambda: model(attention="ulysses").attention(*qkv(6, 6)), r"6 query heads on 4 ranks"),
     "whole targets": (lambda: model().loss(torch.zeros(2, 4, 7), tokens(16)),
                       r"targets of shape \(2, 16\) for logits of shape \(2, 4, 7\): give the own ones, shard\(targets\)"),
 }  # fmt: skip
@@ -148,14 +141,3 @@ def test_a_model_of_which_a_part_does_not_fit_stays_as_it_was():
 
     with mr.World(1, backend="gloo") as world:
         assert world.run(half) == [["CausalAttention"] * 2]
-
-
-def test_a_model_that_takes_no_positions_is_an_error_of_python_on_all_ranks(four):
-    def without() -> str:
-        with pytest.raises(TypeError, match="positional arguments") as error:
-            ContextParallel(nn.Sequential(CausalAttention(0.0)), "0")(tokens(4))
-        return type(error.value).__name__
-
-    m = four.measure(without)
-    assert m.results == ["TypeError"] * 4
-    assert all(not calls for calls in m.calls.values())

@@ -1,6 +1,7 @@
-"""parallel.context on real ranks: bytes, calls, FLOPs, and what is kept and held, as theory.context counts them."""
+"""parallel.context on real ranks: bytes, calls, FLOPs, what is kept and held, as theory.context counts; the order."""
 
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -9,19 +10,18 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import manyranks as mr
 from manyranks.measure.memory import saved_bytes
-from manyranks.parallel import context as parallel
+from manyranks.parallel.collectives.messages import Members, wait
+from manyranks.parallel.context import ATTENTION
 from manyranks.theory import context
 from manyranks.theory.tensor import Calls
 from tests.conftest import matrix
+from tests.ranks.test_tensor_overlapped import hidden, open_messages
 
-ATTENTION = {
-    "ring": parallel.ring_attention,
-    "all-gather": parallel.all_gather_attention,
-    "ulysses": parallel.ulysses_attention,
-}
 BATCH, SEQ, HEADS, SIZE = 2, 48, 12, 4
 shapes = pytest.mark.parametrize("kv_heads", [12, 1], ids=["all heads", "one head"])  # one: copies with Ulysses
-variants = pytest.mark.parametrize("variant", ATTENTION)
+variants = pytest.mark.parametrize("variant", context.VARIANTS)
+three = pytest.mark.parametrize("shared_worlds", [3], indirect=True, scope="module")
+some = pytest.mark.parametrize("shared_worlds", matrix([1, 2, 4], [4]), indirect=True, scope="module")
 
 
 def inputs(kv_heads: int, seq: int, dtype: torch.dtype, heads: int = HEADS) -> list[torch.Tensor]:
@@ -29,35 +29,19 @@ def inputs(kv_heads: int, seq: int, dtype: torch.dtype, heads: int = HEADS) -> l
     return [torch.randn(BATCH, h, own, SIZE, dtype=dtype, requires_grad=True) for h in (heads, kv_heads, kv_heads)]
 
 
-def attend(
-    variant: str,
-    kv_heads: int,
-    backward: bool,
-    layout: str = "zigzag",
-    tile: int = 512,
-    causal: bool = True,
-    dtype: torch.dtype = torch.float32,
-    seq: int = SEQ,
-    heads: int = HEADS,
-) -> None:
-    o = ATTENTION[variant](*inputs(kv_heads, seq, dtype, heads), None, causal, layout, tile=tile)
+def attend(variant: str, kv_heads: int, backward: bool, dtype=torch.float32, seq=SEQ, heads=HEADS, **mask) -> None:
+    o = ATTENTION[variant](*inputs(kv_heads, seq, dtype, heads), **{"tile": 512} | mask)
     if backward:
         o.backward(torch.ones_like(o))
 
 
-def ring_ulysses(r: int, u: int, kv_heads: int) -> None:
-    mesh = init_device_mesh("cpu", (r, u), mesh_dim_names=("ring", "ulysses"))
-    o = parallel.ring_ulysses_attention(*inputs(kv_heads, SEQ, torch.float32), mesh)
-    o.sum().backward()
-
-
-def check_calls(m, expected: Calls, n: int) -> None:
+def check_calls(m, expected: Calls) -> None:
     """A reduce-scatter is on gloo a ring of n − 1 messages."""
-    sends = expected.send + expected.reduce_scatter * (n - 1)
-    ops = {"all_gather": expected.all_gather, "all_to_all": expected.all_to_all, "send": sends, "recv": sends}
-    for r in range(n):
+    for r, calls in m.calls.items():
+        sends = expected.send + expected.reduce_scatter * (len(m.calls) - 1)
+        ops = {"all_gather": expected.all_gather, "all_to_all": expected.all_to_all, "send": sends, "recv": sends}
         assert m.payload_bytes[r] == expected.bytes
-        assert Counter(call.op for call in m.calls[r]) == {op: count for op, count in ops.items() if count}
+        assert Counter(call.op for call in calls) == {op: count for op, count in ops.items() if count}
 
 
 # Bytes and calls
@@ -69,32 +53,81 @@ def test_payload_and_calls_are_the_theory_s_forward_and_backward(shared_worlds, 
     n = shared_worlds.size
     expected = context.VARIANTS[variant](BATCH, SEQ, HEADS, kv_heads, SIZE, n, itemsize=4)
     for backward, calls in ((False, expected.forward), (True, expected.both)):
-        check_calls(shared_worlds.measure(attend, variant, kv_heads, backward), calls, n)
+        check_calls(shared_worlds.measure(attend, variant, kv_heads, backward), calls)
 
 
-@pytest.mark.parametrize("shared_worlds", [3], indirect=True, scope="module")
+@three
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @variants
 def test_gradients_of_keys_and_values_travel_in_the_precision_of_sums(shared_worlds, variant, dtype):
     expected = context.VARIANTS[variant](BATCH, SEQ, HEADS, 3, SIZE, 3, itemsize=dtype.itemsize).both
-    check_calls(shared_worlds.measure(attend, variant, 3, True, dtype=dtype), expected, 3)
+    check_calls(shared_worlds.measure(attend, variant, 3, True, dtype), expected)
+
+
+def ring_ulysses(r: int, u: int, kv_heads: int) -> None:
+    mesh = init_device_mesh("cpu", (r, u), mesh_dim_names=("ring", "ulysses"))
+    ATTENTION["ring-ulysses"](*inputs(kv_heads, SEQ, torch.float32), mesh).sum().backward()
 
 
 def test_ring_and_ulysses_together_send_what_the_theory_says():
     with mr.World(4, backend="gloo", timeout=30) as world:
         for r, u in ((2, 2), (1, 4), (4, 1)):
-            m = world.measure(ring_ulysses, r, u, 2)
-            expected = context.ring_ulysses(BATCH, SEQ, HEADS, 2, SIZE, r, u, itemsize=4).both
-            assert list(m.payload_bytes.values()) == [expected.bytes] * 4
-            for rank in range(4):
-                ops = Counter(call.op for call in m.calls[rank])
-                assert (ops["all_to_all"], ops["send"]) == (expected.all_to_all, expected.send)
+            check_calls(world.measure(ring_ulysses, r, u, 2), context.ring_ulysses(BATCH, SEQ, HEADS, 2, SIZE, r, u, 4).both)
 
 
 def test_one_rank_sends_nothing():
     with mr.World(1, backend="gloo", timeout=30) as world:
-        for variant in ATTENTION:
+        for variant in context.VARIANTS:
             assert world.measure(attend, variant, 1, True).calls[0] == []
+
+
+@pytest.mark.parametrize("shared_worlds", matrix([2, 3, 4], [4]), indirect=True, scope="module")
+def test_under_a_window_a_ring_makes_the_hops_that_bring_something_and_no_others(shared_worlds):
+    """From contiguous shards to the next rank, or to the next few; from zigzag ones to the ranks on both sides."""
+    n = shared_worlds.size
+    for layout, window in product(("contiguous", "zigzag"), (1, SEQ // (2 * n) + 1, SEQ // n + 1, SEQ // n + 2, SEQ)):
+        counts = context.window_work(SEQ, n, window, layout)
+        stops = context.stops(counts)
+        m = shared_worlds.measure(attend, "ring", 3, True, flops=True, layout=layout, window=window, tile=1)
+        check_calls(m, context.ring(BATCH, SEQ, HEADS, 3, SIZE, n, itemsize=4, hops=len(stops) - 1).both)
+        both = [context.flops(scores, BATCH, HEADS, SIZE) for scores in context.totals(counts)]
+        assert [2 * m.flops[r] for r in range(n)] == [7 * flops for flops in both]  # 2 products of a score and 5
+        ahead = [b - a for a, b in zip(stops, [*stops[1:], n], strict=True)]  # from each stop; from the last one home
+        peers = [(1 + hop) % n for hop in 2 * ahead[:-1] + ahead[1:]]  # keys twice, gradients
+        assert Counter(call.peer for call in m.calls[1] if call.op == "send") == Counter(peers)
+    contiguous = context.stops(context.window_work(SEQ, 4, 2)), context.stops(context.window_work(SEQ, 4, 14))
+    assert (contiguous, context.stops(context.window_work(SEQ, 4, 2, "zigzag"))) == (([0, 1], [0, 1, 2]), [0, 1, 3])
+
+
+# Their order
+
+
+def step() -> None:
+    attend("ring", 6, True, tile=5)
+
+
+def test_the_next_block_is_requested_before_the_current_one_is_computed(shared_worlds):
+    """And what a block has collected leaves while the next is looked at; only the last gradients, on their way home, do not."""
+    n, m = shared_worlds.size, shared_worlds.measure(step, flops=True)
+    for rank in range(n):
+        assert hidden(m.program.ranks[rank]) == [True] * (3 * (n - 1) - 1) + [False]
+        assert open_messages(m.program.ranks[rank]) == min(2, n - 1)
+        assert {c.bytes for c in m.calls[rank] if c.op == "send"} == {2 * 4 * BATCH * 6 * SEQ // n * SIZE}
+        assert {c.peer for c in m.calls[rank] if c.op == "send"} == {(rank + 1) % n}
+        assert {c.peer for c in m.calls[rank] if c.op == "recv"} == {(rank - 1) % n}
+
+
+def test_a_ring_that_waits_first_would_be_noticed(shared_world):
+    def waits_first():
+        post = Members.post
+        Members.post = lambda self, *message: wait(post(self, *message)) or []
+        try:
+            step()
+        finally:
+            Members.post = post
+
+    program = shared_world.measure(waits_first, flops=True).program
+    assert not any(any(hidden(rank)) for rank in program.ranks)
 
 
 # FLOPs
@@ -103,29 +136,20 @@ def test_one_rank_sends_nothing():
 @pytest.mark.parametrize("tile", [5, 512])
 @pytest.mark.parametrize("layout", context.LAYOUTS)
 def test_the_flops_of_each_rank_are_those_of_its_work(shared_worlds, layout, tile):
-    n = shared_worlds.size
+    n, how = shared_worlds.size, {"layout": layout, "tile": tile, "flops": True}
     expected = context.totals(context.work(SEQ, n, layout, tile=tile))
-    forward, both = (shared_worlds.measure(attend, "ring", 3, back, layout, tile, flops=True) for back in (False, True))
+    forward, both = (shared_worlds.measure(attend, "ring", 3, backward, **how) for backward in (False, True))
     assert list(forward.flops.values()) == [context.flops(scores, BATCH, HEADS, SIZE) for scores in expected]
     again = [context.flops(scores, BATCH, HEADS, SIZE, backward=True) for scores in expected]
     assert [both.flops[r] - forward.flops[r] for r in range(n)] == again
 
 
-@pytest.mark.parametrize("shared_worlds", [3], indirect=True, scope="module")
-def test_with_tiles_of_one_token_the_balance_is_the_mask_s_own(shared_worlds):
-    seq = 12
-    closed = {"contiguous": 2 - 1 / 3 - 2 / 3 / (seq + 1), "striped": 1 + 2 / (seq + 1), "zigzag": 1}
-    for layout, expected in closed.items():
-        m = shared_worlds.measure(attend, "ring", 3, False, layout, 1, seq=seq, flops=True)
-        assert context.balance([[flops] for flops in m.flops.values()]) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("shared_worlds", [3], indirect=True, scope="module")
+@three
 @pytest.mark.parametrize("causal", [True, False])
 def test_an_all_gather_computes_what_a_ring_does_and_ulysses_shares_it_evenly(shared_worlds, causal):
     expected = context.totals(context.work(SEQ, 3, "contiguous", causal, tile=4))
-    how = (3, False, "contiguous", 4, causal)
-    gathered, ulysses = (shared_worlds.measure(attend, variant, *how, flops=True) for variant in ("all-gather", "ulysses"))
+    how = {"layout": "contiguous", "tile": 4, "causal": causal, "flops": True}
+    gathered, ulysses = (shared_worlds.measure(attend, variant, 3, False, **how) for variant in ("all-gather", "ulysses"))
     assert list(gathered.flops.values()) == [context.flops(scores, BATCH, HEADS, SIZE) for scores in expected]
     assert list(ulysses.flops.values()) == [context.flops(sum(expected), BATCH, HEADS // 3, SIZE)] * 3
 
@@ -133,49 +157,37 @@ def test_an_all_gather_computes_what_a_ring_does_and_ulysses_shares_it_evenly(sh
 # What is kept, and what is held
 
 
-def saved(variant: str, kv_heads: int) -> int:
-    return saved_bytes(ATTENTION[variant], *inputs(kv_heads, SEQ, torch.bfloat16))
-
-
-@pytest.mark.parametrize("shared_worlds", matrix([1, 2, 4], [4]), indirect=True, scope="module")
+@some
 @shapes
 @variants
 def test_what_is_kept_for_backward_is_the_theory_s(shared_worlds, variant, kv_heads):
     n = shared_worlds.size
     kept = context.saved(BATCH, SEQ, HEADS, kv_heads, SIZE, n, ulysses=n if variant == "ulysses" else 1)
-    copied = variant == "ulysses" and kv_heads < n
-    places = 8 * n if copied else 0  # which head each rank gets a copy of
-    assert shared_worlds.run(saved, variant, kv_heads) == [kept.total + places] * n
-    if not copied:
-        assert kept.total * n == context.saved(BATCH, SEQ, HEADS, kv_heads, SIZE, 1).total
+    places = 8 * n if variant == "ulysses" and kv_heads < n else 0  # which head each rank gets a copy of
+
+    def saved() -> int:
+        return saved_bytes(ATTENTION[variant], *inputs(kv_heads, SEQ, torch.bfloat16))
+
+    assert shared_worlds.run(saved) == [kept.total + places] * n
 
 
 LONG, TILE = 192, 16
 
 
-@pytest.mark.parametrize("shared_worlds", matrix([1, 2, 4], [4]), indirect=True, scope="module")
+@some
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kv_heads", [4, 1])
 @pytest.mark.parametrize(("layout", "tile"), [("zigzag", 512), ("contiguous", TILE), ("striped", 512)])
 @pytest.mark.few(4)
 def test_a_ring_s_peak_is_the_theory_s_to_the_byte(shared_worlds, layout, tile, kv_heads, dtype):
     """One head of four numbers: a tile of 16 tokens is long enough."""
-    n, how = shared_worlds.size, {"seq": LONG, "heads": 4, "dtype": dtype}
+    n, how = shared_worlds.size, {"seq": LONG, "heads": 4, "dtype": dtype, "layout": layout, "tile": tile, "memory": True}
     for backward in (False, True):
-        m = shared_worlds.measure(attend, "ring", kv_heads, backward, layout, tile, **how, memory=True)
+        m = shared_worlds.measure(attend, "ring", kv_heads, backward, **how)
         expected = context.peak(
             BATCH, LONG, 4, kv_heads, SIZE, n, dtype.itemsize, tile, 2 if layout == "zigzag" else 1, backward
         )
         assert max(m.peak_bytes.values()) == expected.total
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_without_scratch_the_peak_falls_with_the_ranks_but_for_positions(backward):
-    whole, part = (context.peak(1, 2**17, 1, 1, 64, n, tile=512, backward=backward) for n in (4, 16))
-    assert (whole.own, whole.output, whole.in_use) == (4 * part.own, 4 * part.output, 4 * part.in_use)
-    assert whole.gradients == 4 * part.gradients
-    assert whole.scratch == part.scratch
-    assert part.positions == 8 * 2**17 * (1 + 2 / 16)
 
 
 @pytest.mark.lenient

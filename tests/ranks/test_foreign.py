@@ -10,8 +10,8 @@ import manyranks as mr
 from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.expert import ExpertParallel
 from manyranks.parallel.expert.families import take_over
-from manyranks.parallel.tensor.families import parallelize_transformers
-from manyranks.parallel.tensor.gpt2 import with_linear
+from manyranks.parallel.tensor import Column, Row, parallelize
+from manyranks.parallel.tensor.families import parallelize_transformers, with_linear
 from tests.conftest import matrix
 
 transformers = pytest.importorskip("transformers")
@@ -21,6 +21,8 @@ EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
 FAMILIES = {
     **{name: {} for name in ("Llama", "Mistral", "Qwen2", "Qwen3")},
     "Gemma3": {"sliding_window": 8, "pad_token_id": 0},  # its embedding is scaled, tied, and has a padding row
+    "Phi3": {},  # queries, keys and values in one layer, and gate and up
+    "Glm4": {},
     "Mixtral": {"num_local_experts": 4, **EXPERTS},
     "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 16, **EXPERTS},
 }
@@ -54,10 +56,11 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shared_worlds", matrix([2, 4], [4]), indirect=True, scope="module")
-@pytest.mark.parametrize("name", matrix(FAMILIES, ["Llama", "Qwen3", "Gemma3", "Mixtral"]))
+@pytest.mark.parametrize("name", matrix(FAMILIES, ["Llama", "Qwen3", "Gemma3", "Mixtral", "Glm4"]))
 def test_a_model_cut_over_ranks_learns_what_one_process_learns(shared_worlds, name):
     def gap() -> float:
-        alone, model = made(name), parallelize_transformers(made(name), None)
+        sizes = {"num_key_value_heads": 4} if name == "Phi3" else {}  # a rank has whole ones of its own
+        alone, model = made(name, **sizes), parallelize_transformers(made(name, **sizes), None)
         learnt(alone, loss_of)
         learnt(model, model.loss if model.vocabulary else loss_of, model.finish)
         whole = model.full_state_dict()
@@ -99,7 +102,7 @@ def test_experts_of_another_form_are_refused():
 
 
 @pytest.mark.parametrize("shared_worlds", matrix([2, 4], [2]), indirect=True, scope="module")
-@pytest.mark.parametrize("name", matrix(["Llama", "Mistral", "Qwen2", "Qwen3"], ["Qwen3"]))
+@pytest.mark.parametrize("name", matrix(["Llama", "Mistral", "Qwen2", "Qwen3", "Glm4"], ["Qwen3"]))
 def test_a_sequence_cut_between_the_parts_learns_what_one_process_learns(shared_worlds, name):
     def gap() -> float:
         alone = made(name, sliding_window=None)
@@ -110,7 +113,8 @@ def test_a_sequence_cut_between_the_parts_learns_what_one_process_learns(shared_
         return max((whole[name] - p.detach()).abs().max().item() for name, p in alone.named_parameters())
 
     def step() -> None:
-        model = parallelize_transformers(made(name, sliding_window=None), None, sequence_parallel=True)
+        how = {"sequence_parallel": True, "example": False}
+        model = parallelize_transformers(made(name, sliding_window=None), None, **how)
         tokens = torch.zeros(1, 16, dtype=torch.long)
         model.loss(model(tokens).logits, tokens).backward()
 
@@ -189,6 +193,49 @@ def test_gpt_2_learns_what_one_process_learns_and_its_layers_compute_what_they_d
 def test_a_gpt_2_that_cannot_be_cut_is_refused(more, how, says):
     with pytest.raises(ValueError, match=says):
         parallelize_transformers(gpt2(**more), None, **how)
+
+
+def test_a_model_that_would_draw_the_same_masks_for_different_heads_or_has_no_head_is_refused():
+    with pytest.raises(ValueError, match=r"attention_dropout=0\.1: ranks would draw the same masks for different heads"):
+        parallelize_transformers(made("Llama", attention_dropout=0.1), None)
+    with pytest.raises(ValueError, match="LlamaModel has no head that makes logits: give a causal language model"):
+        parallelize_transformers(made("Llama").model, None)
+
+
+@pytest.mark.parametrize("shared_worlds", [2], indirect=True, scope="module")
+def test_generate_and_labels_are_refused_while_the_vocabulary_is_cut(shared_worlds):
+    def said() -> list[str]:
+        model, tokens = parallelize_transformers(made("Llama"), None), torch.arange(8)[None]
+        found = []
+        for call in (lambda: model.module.generate(tokens), lambda: model(tokens, labels=tokens)):
+            with pytest.raises(ValueError, match="while the vocabulary is cut") as raised:
+                call()
+            found.append(str(raised.value).partition(" ")[0])
+        return found
+
+    assert shared_worlds.run(said) == [["generate()", "labels="]] * 2
+
+
+def opt() -> torch.nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 261}
+    sizes |= {"word_embed_proj_dim": 32, "max_position_embeddings": 64, "dropout": 0.0, "use_cache": False}
+    return transformers.OPTForCausalLM(transformers.OPTConfig(**sizes)).double()
+
+
+@pytest.mark.parametrize("shared_worlds", [2, 4], indirect=True, scope="module")
+def test_an_opt_that_counts_whole_heads_counts_its_own_after_the_comparison(shared_worlds):
+    def gap() -> float:
+        layer, tokens = "model.decoder.layers.*", torch.arange(16)[None]
+        table = {f"{layer}.self_attn.{name}_proj": Column(4) for name in "qkv"}
+        table |= {f"{layer}.self_attn.out_proj": Row(4), f"{layer}.fc1": Column(), f"{layer}.fc2": Row()}
+        alone, model = opt(), parallelize(opt(), None, table, example={"input_ids": tokens})
+        learnt(alone, loss_of)
+        learnt(model, loss_of, model.finish)
+        whole = model.full_state_dict()
+        return max((whole[name] - p.detach()).abs().max().item() for name, p in alone.named_parameters())
+
+    assert max(shared_worlds.run(gap)) < 1e-9
 
 
 def test_a_model_without_a_table_is_refused():

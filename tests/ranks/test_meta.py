@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from manyranks import theory
 from manyranks.measure import meta
 from manyranks.parallel import context, expert
-from manyranks.parallel.context import blockwise
+from manyranks.parallel.context import ring
 from manyranks.parallel.tensor import parallelize
 from manyranks.timeline import Compute
 from manyranks.training import GPTConfig, tensor_styles
@@ -95,7 +95,7 @@ def attention(kind: str):
 
 
 def attention_fused(kind: str):
-    with meta.without_numbers(), meta.fused(blockwise, "attend", "attend_backward"):
+    with meta.without_numbers(), meta.fused(ring, "attend", "attend_backward"):
         attention(kind)
 
 

@@ -1,4 +1,4 @@
-"""parallel.tensor.dropout: who draws the same masks and who does not, and that recomputation brings them back."""
+"""parallel.tensor: who draws the same masks and who does not, and that recomputation brings them back."""
 
 import copy
 from functools import partial

@@ -72,16 +72,19 @@ CHECKPOINTS = {
 }
 
 
-def trained(name: str, kv_heads: int) -> tuple[float, list[str]]:
-    """The largest gap to one process in three steps, and which gradients were summed."""
+def trained(name: str, kv_heads: int, begins: bool = True) -> tuple[float, list[str]]:
+    """The largest gap to one process in three steps, and which gradients were summed. begins: the input and a norm learn."""
     t = dist.get_world_size()
-    alone, ours = model(t, kv_heads), parallelize(model(t, kv_heads), None, styles(t, kv_heads))
+    alone, ours = model(t, kv_heads), model(t, kv_heads)
+    for one in (alone, ours):
+        one[0].norm.requires_grad_(begins)
+    ours = parallelize(ours, None, styles(t, kv_heads))
     CHECKPOINTS[name](ours.module)
     ours = copy.deepcopy(ours)
     found = 0.0
     both = [(one, torch.optim.AdamW(one.parameters(), 0.1)) for one in (alone, ours)]
     for step in range(3):
-        x = random(2, 5, 2 * t * D, seed=step).requires_grad_()
+        x = random(2, 5, 2 * t * D, seed=step).requires_grad_(begins)
         results = [one(x) for one, _ in both]
         for y in results:
             y.square().sum().backward()
@@ -102,6 +105,13 @@ def test_norms_of_single_heads_learn_as_in_one_process(shared_worlds, name):
             assert gap < 1e-11
             inside = [f"{k}.{one}" for k in range(2) for one in ("temperature", "q_norm.weight", "k_norm.weight")]
             assert sorted(summed) == (sorted(inside) if t > 1 else [])
+
+
+@DEGREES
+def test_they_do_where_nothing_learns_before_the_first_column_parallel_layer(shared_worlds):
+    for gap, summed in shared_worlds.run(trained, "none", 1, begins=False):
+        assert gap < 1e-11
+        assert len(summed) == (6 if shared_worlds.size > 1 else 0)
 
 
 class Twice(nn.Module):

@@ -107,7 +107,7 @@ REFUSED = {
     "overlapped rows": (lambda: RowParallelLinear(8, 4, overlap=True, **SP)(torch.ones(2, 10, 2)), r"\(2, 10, 2\) on 4 ranks"),
     "no sequence": (lambda: ColumnParallelLinear(4, 8, **SP)(torch.ones(4, 4)), r"shape \(4, 4\) .*give \[batch, seq"),
     "rows, no sequence": (lambda: RowParallelLinear(8, 4, **SP)(torch.ones(4, 2)), r"shape \(4, 2\) .*give \[batch, seq"),
-    "a norm": (lambda: gpt(styles={"head.norm": Column()}), r"Column\(heads=None, parts=1\) for head\.norm, a RMSN.*: give C"),
+    "a norm": (lambda: gpt(styles={"head.norm": Column()}), r"Column\(heads=None\) for head\.norm, a RMSN.*: give C"),
     "an embedding": (lambda: gpt(styles={"embedding.tokens": Row()}), r"for embedding\.tokens, a Embedding: .*Vocabulary"),
     "masks": (lambda: gpt(styles={"head.norm": Masks()}), r"Masks\(always=False\) for head\.norm, a RMSNorm: .* dropout"),
     "two heads": (two_heads, r"second has 16 tokens, another head 12: loss\(\) needs one vocabulary"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import manyranks as mr
-from manyranks.theory import collectives, sharding
+from manyranks.theory import collectives, context, sharding
 from tests.conftest import ROOT, matrix
 
 FOLDER = ROOT / "notebooks" / "train"
@@ -82,47 +82,61 @@ def by_name(results: list[dict[str, torch.Tensor]], pp: int, tp: int) -> dict[st
     return found
 
 
-def sent_for(path: Path, own: dict[str, torch.Tensor], rank: int, n: int, pp: int, tp: int, m: int) -> int:
+def sent_for(path: Path, own: dict[str, torch.Tensor], rank: int, n: int, pp: int, cp: int, tp: int, m: int) -> int:
     """Bytes that theory lets a rank send in a step."""
-    d = n // pp // tp
-    stage, place = rank // (n // pp), rank // tp % d
+    d = n // pp // cp // tp
+    stage, place = rank // (n // pp), rank // tp // cp % d
     rows = len(torch.empty(SIZES["batch"]).tensor_split(d)[place])
-    tokens = rows * SIZES["seq"] * SIZES["hidden"] * 8
+    tokens = rows * SIZES["seq"] * SIZES["hidden"] * 8 // cp
     bytes_ = tokens // tp * ((stage < pp - 1) + (stage > 0))  # activations and their gradients
-    bytes_ += sharding.sent(units(own), d, 2 if m > 1 else 3, 8, 8).total
+    bytes_ += sharding.sent(units(own), d * cp, 2 if m > 1 else 3, 8, 8).total
     scalars = 1 + (path in STEPS[4:])  # the loss, and the gradient's norm
     bytes_ += scalars * collectives.sent_bytes("all_reduce", 1, 8, n)[rank]
     layers = len({name.split(".")[0] for name in own if "attention" in name})
     bytes_ += 12 * layers * tokens * (tp - 1) // tp  # two pairs, forward, again and backward
+    heads = SIZES["heads"] // tp, SIZES["kv_heads"] // tp, SIZES["hidden"] // SIZES["heads"]
+    ring = context.ring(rows, SIZES["seq"], *heads, cp, 8, 8)
+    bytes_ += layers * (2 * ring.forward.bytes + ring.backward.bytes)  # forward, again and backward
     uncut = [w.numel() for name, w in own.items() if name.split(".")[-2] not in CUT]
     return bytes_ + sum(collectives.sent_bytes("all_reduce", size, 8, tp)[rank % tp] for size in uncut)
 
 
-PLANS = [
-    (2, 2, 1, 1),
-    (4, 2, 1, 3),
-    (3, 3, 1, 2),
-    (4, 4, 1, 5),
-    (4, 4, 1, 3),
-    (2, 1, 1, 3),
-    (2, 1, 2, 1),
-    (4, 2, 2, 3),
-    (4, 1, 2, 2),
+PLANS = [  # ranks, pp, cp, tp, m
+    (2, 2, 1, 1, 1),
+    (4, 2, 1, 1, 3),
+    (3, 3, 1, 1, 2),
+    (4, 4, 1, 1, 5),
+    (4, 4, 1, 1, 3),
+    (2, 1, 1, 1, 3),
+    (2, 1, 1, 2, 1),
+    (4, 2, 1, 2, 3),
+    (4, 1, 1, 2, 2),
+    (2, 1, 2, 1, 1),
+    (3, 1, 3, 1, 2),
+    (4, 1, 4, 1, 1),
+    (4, 1, 2, 1, 3),
+    (4, 1, 2, 2, 2),
+    (4, 2, 2, 1, 3),
+    (16, 2, 2, 2, 3),
 ]
 
 
-@pytest.mark.parametrize(("n", "pp", "tp", "m"), matrix(PLANS, [(4, 2, 1, 3), (4, 2, 2, 3)]))
-def test_stages_and_split_layers_are_one_process_and_send_what_theory_says(n, pp, tp, m, alone):
+@pytest.mark.parametrize(
+    ("n", "pp", "cp", "tp", "m"), matrix(PLANS, [(4, 2, 1, 1, 3), (4, 2, 1, 2, 3), (3, 1, 3, 1, 2), PLANS[-1]])
+)
+def test_stages_split_layers_and_sequences_are_one_process_and_send_what_theory_says(n, pp, cp, tp, m, alone):
     with mr.World(n) as world:
-        for path in STEPS[3 if tp == 1 else 4 :]:
-            plan = {"pp": pp, "micro": m} | ({"tp": tp} if path in STEPS[4:] else {})
+        for path in STEPS[5 if cp > 1 else 4 if tp > 1 else 3 :]:
+            plan = (
+                {"pp": pp, "micro": m} | ({"tp": tp} if path in STEPS[4:] else {}) | ({"cp": cp} if path in STEPS[5:] else {})
+            )
             two, three = (world.measure(weights, path, steps, **plan) for steps in (2, 3))
             found = by_name(three.results, pp, tp)
             assert found.keys() == alone.keys()
             assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-9, path.stem
             for rank, own in enumerate(three.results):
                 step = three.payload_bytes[rank] - two.payload_bytes[rank]
-                assert step == sent_for(path, own, rank, n, pp, tp, m), path.stem
+                assert step == sent_for(path, own, rank, n, pp, cp, tp, m), path.stem
 
 
 def clipped(path: Path, clip: float) -> dict[str, torch.Tensor]:
@@ -144,14 +158,22 @@ def test_clipping_is_by_the_norm_over_all_axes():
     with mr.World(1) as world:
         alone = world.run(clipped, FIRST, 0.3)[0]
     with mr.World(4) as world:
-        found = by_name(world.run(weights, STEPS[4], pp=2, tp=2, micro=2, clip=0.3), 2, 2)
-    assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-9
+        for path, plan in ((STEPS[4], {"pp": 2}), (STEPS[5], {"cp": 2})):
+            found = by_name(world.run(weights, path, tp=2, micro=2, clip=0.3, **plan), plan.get("pp", 1), 2)
+            assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-9, path.stem
 
 
 @pytest.mark.parametrize(("tp", "sizes"), [(2, {"kv_heads": 1}), (2, {"seq": 25}), (2, {"ffn": 51})])
 def test_layers_that_ranks_cannot_split_are_refused(tp, sizes):
     with mr.World(2) as world, pytest.raises(mr.RankFailed, match="tp=2: choose a divisor of heads, kv_heads, ffn and seq"):
         world.run(weights, STEPS[4], 1, tp=tp, **sizes)
+
+
+@pytest.mark.parametrize(("cp", "tp", "seq", "least"), [(2, 1, 26, 4), (4, 1, 20, 8), (2, 2, 12, 8), (1, 2, 25, None)])
+def test_sequences_that_ranks_cannot_split_are_refused(cp, tp, seq, least):
+    said = f"seq={seq}, cp={cp}, tp={tp}: use a multiple of {least}" if least else "tp=2: choose a divisor of"
+    with mr.World(cp * tp) as world, pytest.raises(mr.RankFailed, match=said):
+        world.run(weights, STEPS[5], 1, cp=cp, tp=tp, seq=seq)
 
 
 @pytest.mark.parametrize(("pp", "m", "batch", "said"), [(1, 1, 1, "batch=1 on 2 ranks"), (1, 6, 11, "m=6: use at least 12")])
@@ -201,7 +223,7 @@ def test_the_script_runs_under_torchrun():
         "--nproc-per-node",
         "2",
         STEPS[-1],
-        *["--steps", "1", "--pp", "2", "--micro", "3"],
+        *["--steps", "1", "--cp", "2", "--micro", "3"],
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "step 0: loss 5.5" in done.stdout, done.stderr

@@ -12,22 +12,23 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def mask_of(seq: int, causal: bool, documents_BT: Tensor | None) -> Tensor:
+def mask_of(seq: int, causal: bool, documents_BT: Tensor | None, window: int | None = None) -> Tensor:
     """What a query sees, [B or 1, 1, S, S]: a document is a run of equal numbers."""
     mask = torch.ones(1, seq, seq, dtype=torch.bool)
     if causal:
         mask = mask.tril()
+    if window is not None:
+        mask = mask.triu(1 - window).tril(window - 1)
     if documents_BT is not None:
         run_BS = F.pad((documents_BT.diff(dim=1) != 0).cumsum(1), (1, 0))
         mask = mask & (run_BS[:, :, None] == run_BS[:, None, :])
     return mask[:, None]
 
 
-def full(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = True, documents_BT: Tensor | None = None, tile: int | None = None
-) -> Tensor:
+def full(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, documents_BT: Tensor | None = None, **more) -> Tensor:
     """Called as blockwise_attention is; tile has no effect."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask_of(q.shape[2], causal, documents_BT), enable_gqa=True)
+    mask = mask_of(q.shape[2], causal, documents_BT, more.get("window"))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
 def gap(pairs: list[tuple[Tensor, Tensor]]) -> float:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from manyranks.parallel.boxes import Box, of_range, rectangles
 from manyranks.parallel.saving import facts, load, save
-from manyranks.parallel.tensor.cuts import by_heads, equal, padded
+from manyranks.parallel.tensor.cuts import by_heads, equal, padded, side_by_side
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
@@ -31,6 +31,7 @@ CUTS = {
     "columns": lambda place: equal(12, 4, place),
     "rows": lambda place: equal(6, 3, place, dim=1),
     "filled up, one with nothing": lambda place: padded(7, 5, place),
+    "two parts, side by side": lambda place: side_by_side([equal(4, 4, place), by_heads(8, 4, 4, place)]),
     "heads that two have": lambda place: by_heads(8, 2, 4, place),
 }
 

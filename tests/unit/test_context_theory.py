@@ -107,25 +107,6 @@ def test_work_is_that_of_every_pair_of_tiles_of_which_something_is_visible(layou
         assert context.work(seq, n, layout, tile=tile) == by_hand(seq, n, layout, tile)
 
 
-def test_chunks_hold_every_token_once():
-    for layout, n in product(context.LAYOUTS, (1, 2, 3)):
-        held = [place for r in range(n) for chunk in context.chunks(12, n, layout, r) for place in chunk]
-        assert sorted(held) == list(range(12))
-    assert context.chunks(12, 3, "zigzag", 1) == [range(2, 4), range(8, 10)]
-    assert context.chunks(12, 3, "striped", 1) == [range(1, 12, 3)]
-
-
-@given(layouts, st.integers(1, 6), st.integers(1, 20))
-def test_tiles_of_one_token_compute_what_the_mask_lets_through(layout, n, units):
-    seq = 2 * n * units
-    exact = context.work(seq, n, layout)
-    assert sum(context.totals(exact)) == seq * (seq + 1) // 2
-    assert context.surplus(exact, seq) == 1
-    full = context.work(seq, n, layout, causal=False)
-    assert full == [[(seq // n) ** 2] * n] * n
-    assert context.balance(full) == 1
-
-
 @given(st.integers(1, 16), st.integers(1, 30))
 def test_the_balance_of_each_layout_is_its_closed_form(n, units):
     seq = 2 * n * units
@@ -133,19 +114,12 @@ def test_the_balance_of_each_layout_is_its_closed_form(n, units):
     assert balance["contiguous"] == pytest.approx(2 - 1 / n - (1 - 1 / n) / (seq + 1), rel=1e-12)
     assert balance["striped"] == pytest.approx(1 + (n - 1) / (seq + 1), rel=1e-12)
     assert balance["zigzag"] == 1
-    whole = context.work(seq, n, "contiguous", tile=None)
-    assert context.balance(whole) == pytest.approx(2 * n / (n + 1), rel=1e-12)
-
-
-def test_a_long_sequence_cut_contiguously_takes_almost_twice_as_long():
-    assert context.contiguous_balance(8) == 1.875
-    assert context.balance(context.work(2**17, 8, "contiguous")) == pytest.approx(1.875, abs=1e-5)
-
-
-def test_striped_skips_no_whole_block():
-    """With a chunk as one tile everything is computed; zigzag and contiguous skip what is hidden."""
-    surplus = {layout: context.surplus(context.work(2**12, 8, layout, tile=None), 2**12) for layout in context.LAYOUTS}
-    assert surplus == pytest.approx({"contiguous": 9 / 8, "striped": 2, "zigzag": 17 / 16}, rel=1e-3)
+    assert context.balance(context.work(seq, n, "contiguous", tile=None)) == pytest.approx(2 * n / (n + 1), rel=1e-12)
+    assert context.contiguous_balance(n) == pytest.approx(balance["contiguous"], abs=1 / seq)
+    assert context.work(seq, n, causal=False) == [[(seq // n) ** 2] * n] * n
+    surplus = {layout: context.surplus(context.work(seq, n, layout, tile=None), seq) for layout in context.LAYOUTS}
+    exact = {"contiguous": 1 + 1 / n, "striped": 2, "zigzag": 1 + 1 / (2 * n)}  # only striped skips no whole block
+    assert surplus == pytest.approx({layout: each * seq / (seq + 1) for layout, each in exact.items()})
 
 
 def test_hops_last_as_long_as_their_slowest_rank():
@@ -156,59 +130,54 @@ def test_hops_last_as_long_as_their_slowest_rank():
     assert context.in_step(context.work(24, 3, "zigzag")) == ([36, 32, 32], 0.0)
 
 
-def test_a_score_costs_two_products_forward_and_five_backward():
-    seq, n = 64, 4
-    scores = sum(context.totals(context.work(seq, n, causal=False)))
-    assert context.flops(scores, 3, 5, 16) == 2 * 2 * 3 * 5 * seq * seq * 16
-    assert context.flops(scores, 3, 5, 16, backward=True) == 5 * 2 * 3 * 5 * seq * seq * 16
-
-
 def test_the_whole_group_computes_what_the_layer_s_kernel_does():
-    """Half the matrix and half a diagonal: layer.core counts the former."""
+    """Half the matrix and half a diagonal: layer.core counts the former. Backward has 5 products, not 2."""
     seq, n = 4096, 4
     plan = Plan(cp=n, seq=seq)
     (core,) = (k for k in layer.forward(LLAMA, plan, False) if k.part == "core")
     found = context.flops(context.totals(context.work(seq, n))[0], 1, LLAMA.heads, LLAMA.head_size)
     assert found == pytest.approx(core.flops * (seq + 1) / seq)
+    assert (context.flops(7, 3, 5, 16), context.flops(7, 3, 5, 16, backward=True)) == (4 * 7 * 240, 10 * 7 * 240)
 
 
-# Documents
+# Documents and windows
+
+
+def seen(seq: int, n: int, layout: str, sees) -> context.Work:
+    """Pairs of a query and a key that it sees, one by one."""
+    places = [[p for chunk in context.chunks(seq, n, layout, r) for p in chunk] for r in range(n)]
+    pairs = lambda r, source: sum(sees(q, k) for q in places[r] for k in places[source])  # noqa: E731
+    return [[pairs(r, (r - hop) % n) for hop in range(n)] for r in range(n)]
 
 
 @pytest.mark.parametrize("layout", context.LAYOUTS)
-@pytest.mark.parametrize("lengths", [[24], [1, 23], [23, 1], [7, 5, 12], [8, 8, 8], [1] * 24, [3, 2, 9, 4, 6]])
+@pytest.mark.parametrize("lengths", [[24], [1, 23], [7, 5, 12], [8, 8, 8], [1] * 24, [3, 2, 9, 4, 6]])
 def test_a_token_sees_its_own_document_up_to_itself(lengths, layout):
     document = [k for k, length in enumerate(lengths) for _ in range(length)]
     for n in (1, 2, 3, 4):
-        places = [[p for chunk in context.chunks(24, n, layout, r) for p in chunk] for r in range(n)]
-        expected = [
-            [sum(k <= q and document[k] == document[q] for q in places[r] for k in places[(r - hop) % n]) for hop in range(n)]
-            for r in range(n)
-        ]
+        expected = seen(24, n, layout, lambda q, k: k <= q and document[k] == document[q])
         assert context.document_work(lengths, n, layout) == expected
 
 
-def test_one_document_is_the_causal_mask_and_many_unbalance_zigzag_too():
-    assert context.document_work([2**12], 8) == context.work(2**12, 8)
-    one_long = [2**11] + [2**7] * 2**4
-    assert context.balance(context.document_work(one_long, 8, "zigzag")) > 1.5
-    assert context.balance(context.document_work(one_long, 8, "striped")) < 1.01
+@given(layouts, st.integers(1, 4), st.integers(1, 3), st.integers(1, 26))
+def test_a_token_sees_as_many_as_the_window_has_and_a_ring_stops_where_somebody_sees_something(layout, n, units, window):
+    seq = 2 * n * units
+    found = context.window_work(seq, n, window, layout)
+    assert found == seen(seq, n, layout, lambda q, k: q - window < k <= q)
+    assert context.stops(found) == [k for k in range(n) if any(hops[k] for hops in found)]
+    if window >= seq:
+        assert found == context.work(seq, n, layout)
+
+
+def test_a_window_balances_contiguous_shards_and_saves_hops():
+    found = context.window_work(2**14, 8, 2**10)
+    assert context.balance(found) < 1.04  # the first tokens see less
+    assert (context.stops(found), context.stops(context.window_work(2**14, 8, 2**10, "zigzag"))) == ([0, 1], [0, 1, 7])
+    one, whole = context.ring(*SIZES, 4, hops=1), context.ring(*SIZES, 4)
+    assert 3 * one == whole
 
 
 # What a rank keeps
-
-
-def test_what_is_saved_falls_with_the_ranks():
-    assert context.saved(*SIZES, 1) == (
-        2 * 2 * 48 * 12 * 8,
-        2 * 2 * 48 * 2 * 8,
-        2 * 2 * 48 * 2 * 8,
-        2 * 2 * 48 * 12 * 8,
-        4 * 2 * 48 * 12,
-    )
-    for n in (2, 3, 4):
-        assert [n * part for part in context.saved(*SIZES, n)] == list(context.saved(*SIZES, 1))
-    assert context.saved(*SIZES, 1, itemsize=8).lse == 8 * 2 * 48 * 12
 
 
 def test_what_attention_saves_is_part_of_what_a_layer_keeps():
@@ -306,11 +275,6 @@ def test_all_hops_together_are_the_layer_s_attention_but_for_starting_kernels_an
         assert found == pytest.approx(kernels.seconds(kernel, H100.accelerator, free), rel=0.03)
 
 
-def test_contiguous_hops_wait_for_the_last_rank():
-    zigzag, contiguous = (context.hops(1, 2**17, 32, 8, 128, 8, H100, layout) for layout in ("zigzag", "contiguous"))
-    assert contiguous.seconds / zigzag.seconds == pytest.approx(1.875, rel=0.02)
-
-
 # Ulysses in plans and step times
 
 
@@ -397,24 +361,6 @@ def test_one_unit_more_than_the_longest_does_not_fit(cp, tp, variant):
     assert peaks[0] <= room < peaks[1] + others * unit // found
 
 
-def test_gathered_keys_and_values_leave_room_for_fewer_tokens_than_a_ring():
-    plan = Plan(cp=16, zero=3, recompute="full")
-    longest = {variant: context.longest(LLAMA, replace(plan, context=variant), H100) for variant in context.VARIANTS}
-    assert longest["all-gather"] < longest["ring"]
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 8])
-def test_a_ring_s_buffers_are_part_of_its_peak(n):
-    found = context.peak(2, 48, 12, 2, 4, n, tile=16, backward=True)
-    block = 2 * 2 * 2 * 48 // n * 2 * 4
-    used = found.in_use + found.arriving + found.gradients
-    assert used == (context.buffers(block, 2 * block, n) if n > 1 else 3 * block)
-
-
-def test_no_sequence_fits_where_the_states_alone_do_not():
-    assert context.longest(models["llama3-405b"], Plan(), H100) == 0
-
-
 # Bad input
 
 
@@ -423,29 +369,20 @@ def test_no_sequence_fits_where_the_states_alone_do_not():
     [
         (lambda: context.ring(1, 22, 8, 2, 16, 4), "seq=22 on n=4 ranks: give 20 or 24"),
         (lambda: context.ring(1, 24, 8, 3, 16, 4), "kv_heads=3 does not divide heads=8: choose a divisor of 8"),
-        (lambda: context.all_gather(0, 24, 8, 2, 16, 4), "batch=0: must be a whole number, 1 or more"),
-        (lambda: context.ring(1, 24, 8, 2, 16, 4, itemsize=0), "itemsize=0: must be"),
         (lambda: context.ring(1, 24, 8, 2, 16, 4, accumulating=0.5), "accumulating=0.5: must be"),
+        (lambda: context.ring(1, 24, 8, 2, 16, 4, hops=4), "hops=4 on n=4 ranks: give 0 to 3"),
+        (lambda: context.window_work(24, 4, 0), "window=0: must be"),
         (lambda: context.ulysses(1, 24, 8, 2, 16, 3), "Ulysses needs n=3 to divide heads=8: choose a divisor of 8"),
         (lambda: context.ulysses(1, 24, 12, 6, 16, 4), "Ulysses needs one of n=4 and kv_heads=6 to divide the other"),
-        (lambda: context.ring_ulysses(1, 24, 8, 2, 16, 2, 3), "Ulysses needs n=3 to divide heads=8"),
-        (lambda: context.saved(1, 48, 12, 4, 16, 8, ulysses=8), "Ulysses needs n=8 to divide heads=12"),
         (lambda: context.saved(1, 48, 8, 8, 16, 2, ulysses=4), "ulysses=4 does not divide n=2: choose a divisor of 2"),
-        (lambda: context.saved(1, 48, 8, 8, 16, 2, ulysses=0), "ulysses=0: must be"),
         (lambda: context.chunks(24, 4, "zigzag", 4), "rank=4: must be one of the 4 ranks, 0 to 3"),
         (lambda: context.work(24, 5, "zigzag"), "seq=24 in 10 chunks, zigzag on n=5 ranks: give 20 or 30"),
-        (lambda: context.work(3, 4, "striped"), "seq=3 in 4 chunks, striped on n=4 ranks: give 4"),
         (lambda: context.work(24, 4, "zig-zag"), "layout='zig-zag': did you mean 'zigzag'? choose from contiguous, striped"),
         (lambda: context.work(24, 4, tile=0), "tile=0: must be"),
         (lambda: context.document_work([20, 0, 4], 4), "lengths[1]=0: must be"),
-        (lambda: context.document_work([20, 1], 4), "seq=21 in 8 chunks"),
-        (lambda: context.contiguous_balance(0), "n=0: must be"),
         (lambda: context.least_shard(0.0, 1.0), "rate=0.0, bandwidth=1.0: both must be above 0"),
-        (lambda: context.least_shard(1.0, 1.0, causal=True, layout="zig"), "layout='zig': "),
         (lambda: context.hops(1, 64, 8, 8, 16, 4, "h100"), "cluster='h100': give a Cluster"),
-        (lambda: context.peak(1, 24, 8, 2, 16, 4, tile=0), "tile=0: must be"),
         (lambda: context.buffers(1, 1, 4, "gather"), "variant='gather': did you mean 'all-gather'?"),
-        (lambda: context.longest(LLAMA, "plan", H100), "plan='plan': give a Plan"),
         (lambda: context.longest(LLAMA, Plan(tp=3), H100), "tp=3 does not divide"),
     ],
 )

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyranks.parallel.tensor import cuts
+from manyranks.parallel.tensor import Column, cuts
 
 COUNTS = st.integers(1, 6)
 
@@ -59,6 +59,18 @@ def test_the_key_value_head_of_each_query_head_is_on_its_rank(t, heads, each):
         for r in range(t):
             (a, b), (c, d) = (found[r].span for found in (queries, keys))
             assert {q * kv // heads for q in range(a // each, b // each)} == set(range(c // each, d // each))
+
+
+@given(COUNTS, st.lists(COUNTS, min_size=1, max_size=3))
+def test_parts_are_cut_each_and_a_rank_s_slices_stand_side_by_side(t, sizes):
+    whole, style = parameter(t * sum(sizes), 0), Column(tuple(t * n for n in sizes))
+    found = all_ranks(style.cut, t, t * sum(sizes), what="features")
+    shards = [cut.own(whole) for cut in found]
+    assert torch.equal(found[0].whole(shards), whole)
+    parts = [part.chunk(t) for part in whole.split([t * n for n in sizes])]
+    for r, (cut, shard) in enumerate(zip(found, shards, strict=True)):
+        assert torch.equal(shard, torch.cat([part[r] for part in parts]))
+        assert cut.copies == (r,)
 
 
 @given(st.integers(1, 20), COUNTS, st.integers(0, 1))

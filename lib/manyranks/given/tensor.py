@@ -1,5 +1,6 @@
 """Exercise 06: f and g, so that no task needs another's answer; what one process computes with; the ranks' groups."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,61 +10,53 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from manyranks.given.numbers import EXACT, normal, seed_of, whole
+from manyranks.given.numbers import EXACT, seed_of
 from manyranks.measure.journal import Stopped
 from manyranks.measure.watch import Watch
 
-POSITIONS, BATCH, WORDS = 9, 2, 61  # of logits
-_AS_IT_WAS = "as it was"
 STRIDED = "not contiguous: "  # a mark
 _INPUTS = {"allgather": 1, "allgather_base": 1, "reduce_scatter_base": 1, "alltoall_base": 1}  # their place among arguments
 
 
 def f(tensors: list[Tensor], group: dist.ProcessGroup | None = None) -> list[Tensor]:
-    """The tensors as they are; one all-reduce for the gradients of those that need one."""
-    return list(_CopyIn.apply(group, *_tensors("f", tensors)))
+    """Returns the tensors as they are; one all-reduce for the gradients of those that need one."""
+    return _apply("f", tensors, group)
 
 
 def g(tensors: list[Tensor], group: dist.ProcessGroup | None = None) -> list[Tensor]:
-    """Their sums over the ranks, by one all-reduce; gradients as they are."""
-    return list(_ReduceOut.apply(group, *_tensors("g", tensors)))
+    """Returns their sums over the ranks, by one all-reduce; gradients as they are."""
+    return _apply("g", tensors, group)
 
 
-def _tensors(name: str, tensors) -> list[Tensor]:
+def _apply(name: str, tensors, group) -> list[Tensor]:
     if not isinstance(tensors, list | tuple) or not all(isinstance(one, Tensor) for one in tensors):
         said = type(tensors).__name__
         raise Stopped(f"{name} was called with a {said}", f"{name} takes a list of tensors: [y] = {name}([x], group)")
-    return list(tensors)
+    return list(_Sum.apply(group, name == "g", *tensors))
 
 
-def _summed(tensors: list[Tensor], group) -> list[Tensor]:
+class _Sum(torch.autograd.Function):
+    """Sums over the ranks, in forward or in backward."""
+
+    @staticmethod
+    def forward(ctx, group, there, *tensors):
+        ctx.group, ctx.there = group, there
+        return tuple(_summed(tensors, group) if there else [one.view_as(one) for one in tensors])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        if ctx.there:
+            return None, None, *grads
+        needed = ctx.needs_input_grad[2:]
+        sums = iter(_summed([grad for grad, need in zip(grads, needed, strict=True) if need], ctx.group))
+        return None, None, *(next(sums) if need else None for need in needed)
+
+
+def _summed(tensors: Sequence[Tensor], group) -> list[Tensor]:
     row = torch.cat([one.flatten() for one in tensors])
     dist.all_reduce(row, group=group)
     parts = row.split([one.numel() for one in tensors])
     return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
-
-
-class _CopyIn(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, group, *tensors):
-        ctx.group = group
-        return tuple(one.view_as(one) for one in tensors)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        needed = [i for i in range(len(grads)) if ctx.needs_input_grad[1 + i]]
-        found = dict(zip(needed, _summed([grads[i] for i in needed], ctx.group), strict=True))
-        return None, *(found.get(i) for i in range(len(grads)))
-
-
-class _ReduceOut(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, group, *tensors):
-        return tuple(_summed(list(tensors), group))
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return None, *grads
 
 
 class WholeMLP(nn.Module):
@@ -94,11 +87,10 @@ class WholeBlock(nn.Module):
 
     def __init__(self, hidden: int, units: int):
         super().__init__()
-        self.norm = nn.LayerNorm(hidden, **EXACT)
-        self.up, self.down = nn.Linear(hidden, units, **EXACT), nn.Linear(units, hidden, **EXACT)
-        with torch.no_grad():
-            self.norm.weight.uniform_(0.5, 1.5)
-            self.norm.bias.uniform_(-1, 1)
+        self.norm, self.up = nn.LayerNorm(hidden, **EXACT), nn.Linear(hidden, units, **EXACT)
+        self.down = nn.Linear(units, hidden, **EXACT)
+        nn.init.uniform_(self.norm.weight, 0.5, 1.5)
+        nn.init.uniform_(self.norm.bias, -1, 1)
 
 
 def made(kind: type, sizes: tuple[int, ...], *words) -> nn.Module:
@@ -135,39 +127,17 @@ class Case(NamedTuple):
         """The number of a rank's group, and its place there."""
         return rank % (n // self.t), rank // (n // self.t)
 
-    def loss(self, rank: int, n: int, seed: int) -> tuple["Case", Tensor, Tensor, float]:
-        """This rank's logits; all targets, and the z-loss's factor."""
-        number, r = self.at(rank, n)
-        targets = whole(WORDS, (POSITIONS, BATCH), seed, number)
-        targets[-2:, 0] = targets[0, 1] = -100
-        targets[1:3, 1] = torch.tensor([WORDS - 1, WORDS - 2])  # the last ones of ranks, also of those that have one more
-        whose_SB1 = torch.arange(POSITIONS * BATCH).view(POSITIONS, BATCH, 1) % self.t  # the rank with the largest logits
-        shift_SB1, z = self.offset * (2.0 * (whose_SB1 == r) - 1), (0.05 + seed_of(seed) % 7 / 10) * (1 + (self.offset > 0))
-        mine = len(range(r, WORDS, self.t))
-        return self, normal((POSITIONS, BATCH, mine), seed, "logits", rank) * 3 + shift_SB1, targets, z
 
-
-class Place(NamedTuple):
-    """A rank's. group: None for all ranks; r: in the group; sharers: who has the same heads."""
-
-    group: dist.ProcessGroup | None
-    r: int
-    t: int
-    sharers: dist.ProcessGroup | None
-
-
-def place_of(case: Case, share: int = 0) -> Place:
-    """This rank's, with groups that all ranks make. share: every so many ranks of a group share something."""
-    n, rank, found = dist.get_world_size(), dist.get_rank(), None
+def groups_of(case: Case, share: int = 0) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """This rank's group, None for all ranks, and those of it that share something: every `share`-th. All ranks make all."""
+    n, rank, found = dist.get_world_size(), dist.get_rank(), {}
     for number in range(n // case.t):
         ranks = list(range(number, n, n // case.t))
         group = dist.new_group(ranks) if case.t < n else None
-        parts = [ranks[k::share] for k in range(min(share, case.t))]
-        sharers = [dist.new_group(part) for part in parts]
-        if rank in ranks:
-            r = ranks.index(rank)
-            found = Place(group, r, case.t, sharers[r % share] if share else None)
-    return found
+        found |= dict.fromkeys(ranks, (group, None))
+        for k in range(share):
+            found |= dict.fromkeys(ranks[k::share], (group, dist.new_group(ranks[k::share])))
+    return found[rank]
 
 
 def in_pairs(n: int) -> tuple[int, str]:
@@ -176,7 +146,7 @@ def in_pairs(n: int) -> tuple[int, str]:
 
 
 def untouched(tensors: list[Tensor], before: list[Tensor]) -> str:
-    return _AS_IT_WAS if all(map(torch.equal, tensors, before)) else "changed"
+    return "as it was" if all(map(torch.equal, tensors, before)) else "changed"
 
 
 class Made(TorchDispatchMode):
@@ -187,7 +157,7 @@ class Made(TorchDispatchMode):
 
     def __init__(self, watch: Watch):
         super().__init__()
-        self.largest, self._watch, self._given = 0, watch, set()
+        self.largest, self._watch = 0, watch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         before = {one.untyped_storage()._cdata for one in _leaves((args, kwargs))}
@@ -205,13 +175,3 @@ class Made(TorchDispatchMode):
 
 def _leaves(values_) -> list[Tensor]:
     return [one for one in tree_leaves(values_) if isinstance(one, Tensor) and one.layout == torch.strided]
-
-
-def nodes(y: Tensor) -> list:
-    """The graph's functions, which may keep something of their own."""
-    met, todo = {}, [y.grad_fn]
-    while todo:
-        if (node := todo.pop()) is not None and id(node) not in met:
-            met[id(node)] = node
-            todo += [following for following, _ in node.next_functions]
-    return list(met.values())

@@ -16,7 +16,7 @@ import torch
 from manyranks import progress
 from manyranks.grade import trial
 from manyranks.grade.judges import Judge, Verdict
-from manyranks.grade.learner import NOTHING_GIVEN, Ready
+from manyranks.grade.learner import NOTHING_GIVEN, Advice, Ready, advised
 from manyranks.grade.trial import Again, Event, Make, Run, Seen, Sent, Then, Trial, ran_again, trials
 from manyranks.measure.journal import COPY, Stopped
 from manyranks.measure.prints import Fact, Print, fact, listed, same
@@ -25,19 +25,6 @@ from manyranks.world.trouble import SAME_CHUNK, Trouble, ending
 FOLDER = Path(__file__).parent / "data"
 _WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatever else holds
 _ONLY_TWO = "on 2 ranks there is one other rank, the next one and the previous one, and one step is enough; draw it for 3"
-
-
-_ROOM = "the input is this rank's shard, of S elements, and the output is flat and has room for N·S, padding included"
-GENERAL = (  # on what Python and torch say of answers to whatever task
-    (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
-    (r"allgather: invalid tensor size|output size must be", f"dist.all_gather_single(output, input): {_ROOM}"),
-    (r"outputShape.*worldSize|input tensor must be", "pad with zeros first: N·S elements go in, and S come out"),
-    (r"invalid tensor type|different dtypes", "a tensor arrives in the dtype of its sender: receive it into that dtype"),
-    (r"a leaf Variable that requires grad", "change parameters under torch.no_grad(), or give parameter.detach() away"),
-    (r"incorrect number of gradients", "backward returns one for each argument of apply, None for what has none"),
-    (r"(must|has to) be contiguous", "what is sent has to be contiguous: x.contiguous()"),
-    (r"cannot be interpreted as an integer", "whole numbers: // in place of /"),
-)
 
 
 class Mistake(NamedTuple):
@@ -124,14 +111,6 @@ class Report:
         said, points = [line.what.partition(":")[0] for line in self.lines], f"{self.points:g} of {self.out_of:g} points"
         instead = next((words for words in (_UNWRITTEN, NOT_JUDGED) if words in said), points)
         return Line(None if instead == NOT_JUDGED else self.passed, f"{self.task}: {instead}")
-
-
-Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then, with its groups
-
-
-def arguments(names: str) -> str:
-    """A pattern of what Python says where one of these methods takes other arguments than the check gives; a group."""
-    return rf"\b({names})\(\) (?:takes|missing|got an unexpected)"
 
 
 @dataclass(frozen=True)
@@ -321,7 +300,7 @@ def _why_not(task: Task, answer, trial: Trial, record: Record) -> str:
     here = "/" + trial.key.partition("/")[2]  # this case, on however many ranks: who ends so in it goes first
     ends = [{key[key.index("/") :] for key, one in each.troubles.items() if one == end} for each in fitting]
     known = max(zip(fitting, ends, strict=True), key=lambda both: here in both[1])[0].hint if fitting else ""
-    advice = told or known or _on_words(found, (*task.advice, *GENERAL)) or _on_arguments(task, answer, found)
+    advice = told or known or advised(found, task.advice) or _on_arguments(task, answer, found)
     general = rf"^({re.escape(SAME_CHUNK)}|{COPY}) \((.*)\)$"  # where more is known, the place is enough
     hint = re.sub(general, r"\2", found.hint) if advice else found.hint
     parts = [part for part in (advice, hint) if part]
@@ -336,11 +315,6 @@ def _on_arguments(task: Task, answer, found: Trouble) -> str:
     if not called or not isinstance(answer, type) or called[2] == "__init__":
         return f"the check calls {task.call}"
     return "PyTorch calls hook(parameter): with this parameter, and nothing else"
-
-
-def _on_words(found: Trouble, known: Advice) -> str:
-    matches = ((re.search(pattern, f"{found.problem}\n{found.hint}"), said) for pattern, said in known)
-    return next((match.expand(said) for match, said in matches if match), "")
 
 
 def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding | None:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from manyranks.given.data_parallel import Batch, Toy, batch, learning
 from manyranks.given.numbers import drawn
-from manyranks.grade.check import Task, arguments
+from manyranks.grade.check import Task
 from manyranks.grade.judges import Right, Verdict, by, calls, facts, held, in_words, values
-from manyranks.grade.learner import NOTHING_GIVEN, made, refuse_class
+from manyranks.grade.learner import NOTHING_GIVEN, arguments, made, refuse_class
 from manyranks.grade.trial import Seen, Sent, Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch, gradients

@@ -13,9 +13,9 @@ from manyranks.given import disk as disks
 from manyranks.given import failures as given
 from manyranks.given.disk import FOLDER, Disk
 from manyranks.given.failures import PATH, Checkpoints, Job, Odd, Replica, Resume, Roles, Save, Sick, weight
-from manyranks.grade.check import Task, arguments
+from manyranks.grade.check import Task
 from manyranks.grade.judges import as_bytes, at_most, facts, little, values
-from manyranks.grade.learner import Ready, error_of, items, number, pair, plain, tensor, whole
+from manyranks.grade.learner import Ready, arguments, error_of, items, number, pair, plain, tensor, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 

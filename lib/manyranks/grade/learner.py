@@ -1,6 +1,7 @@
 """A learner's code on a rank: what it may not call, what its calls raise, and what it hands back."""
 
 import json
+import re
 import signal
 import sys
 import traceback
@@ -220,6 +221,33 @@ def _as_called(frame: FrameType, ready: Ready) -> str:
 
 _SECONDS = 2.0  # of processor time: a busy machine does not count
 _FINITE = "it is finite: count down what is left to do, and end when nothing is"
+
+
+Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then, with its groups
+
+
+def arguments(names: str) -> str:
+    """A pattern of what Python says where one of these methods takes other arguments than the check gives; a group."""
+    return rf"\b({names})\(\) (?:takes|missing|got an unexpected)"
+
+
+_ROOM = "the input is this rank's shard, of S elements, and the output is flat and has room for N·S, padding included"
+GENERAL = (  # on what Python and torch say of answers to whatever task
+    (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
+    (r"allgather: invalid tensor size|output size must be", f"dist.all_gather_single(output, input): {_ROOM}"),
+    (r"outputShape.*worldSize|input tensor must be", "pad with zeros first: N·S elements go in, and S come out"),
+    (r"invalid tensor type|different dtypes", "a tensor arrives in the dtype of its sender: receive it into that dtype"),
+    (r"a leaf Variable that requires grad", "change parameters under torch.no_grad(), or give parameter.detach() away"),
+    (r"incorrect number of gradients", "backward returns one for each argument of apply, None for what has none"),
+    (r"(must|has to) be contiguous", "what is sent has to be contiguous: x.contiguous()"),
+    (r"cannot be interpreted as an integer", "whole numbers: // in place of /"),
+)
+
+
+def advised(found: trouble.Trouble, known: Advice) -> str:
+    """What to say of it, by what is known of this task and of all; "" where that is nothing."""
+    matches = ((re.search(pattern, f"{found.problem}\n{found.hint}"), said) for pattern, said in (*known, *GENERAL))
+    return next((match.expand(said) for match, said in matches if match), "")
 
 
 class TooLong(Stopped):

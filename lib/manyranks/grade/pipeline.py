@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.given.pipeline import EARLY, HIDDEN, WAITS, WHY, Case, Stage, facts_of, half_loss_of, loss_of
-from manyranks.grade.check import Task, arguments
+from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, around, as_bytes, at_most, by, facts, failure, parting, sent, values
-from manyranks.grade.learner import Ready, error_of, items, named, noted, plain
+from manyranks.grade.learner import Ready, arguments, error_of, items, named, noted, plain
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.journal import Stopped

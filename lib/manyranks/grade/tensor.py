@@ -10,51 +10,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyranks.given.numbers import normal
-from manyranks.given.tensor import (
-    BATCH,
-    POSITIONS,
-    WORDS,
-    Case,
-    Made,
-    WholeAttention,
-    WholeBlock,
-    WholeMLP,
-    f,
-    g,
-    in_pairs,
-    made,
-    nodes,
-    place_of,
-    untouched,
-)
-from manyranks.grade.check import Task, arguments
+from manyranks.given import tensor as given
+from manyranks.given.numbers import normal, seed_of, whole
+from manyranks.given.tensor import Case
+from manyranks.grade import tensor_looks as looks
+from manyranks.grade.check import Task
 from manyranks.grade.judges import at_most, by, values
-from manyranks.grade.learner import NOTHING_GIVEN
-from manyranks.grade.tensor_looks import (
-    ADVICE,
-    COPY,
-    READY,
-    dropped_by,
-    keeps,
-    masks_differ,
-    module_of,
-    of_dropout,
-    result_of,
-    through,
-    traffic,
-)
+from manyranks.grade.learner import NOTHING_GIVEN, arguments
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch, gradient, gradients
+from manyranks.parallel.recomputation import nodes_of
 
-_VIEW = f"{COPY}; flatten gives a view where a tensor is contiguous, torch.cat a copy"
+_VIEW = f"{looks.COPY}; flatten gives a view where a tensor is contiguous, torch.cat a copy"
 _LISTS = (r"\bnot list\b|'list' (and|object)|and 'list'|returned is a list", "f and g return a list: [y] = f([x], group)")
 
 
 def _task(call: str, points: float, run: Callable, judge: tuple, cases: Callable, advice=(), unexplained="", **more) -> Task:
-    more = {"ready": READY, "unexplained": unexplained, **more}
-    return Task("06_tensor", call, points, run, judge, cases, part=True, advice=(*advice, *ADVICE), **more)
+    more = {"ready": looks.READY, "unexplained": unexplained, **more}
+    return Task("06_tensor", call, points, run, judge, cases, part=True, advice=(*advice, *looks.ADVICE), **more)
 
 
 # Task 1
@@ -81,20 +55,19 @@ def _of_both(summing: bool, case: Case, rank: int, n: int, seed: int) -> tuple[C
 
 def _both(own: tuple[Case, list[Tensor], list[Tensor]], function: Callable, watch: Watch) -> dict:
     case, leaves, ups = own
-    place, leaves = place_of(case), [leaf.requires_grad_(leaf.dim() > 1) for leaf in leaves]
+    (group, _), leaves = given.groups_of(case), [leaf.requires_grad_(leaf.dim() > 1) for leaf in leaves]
     tensors = [torch.tanh(leaf) for leaf in leaves]
     before, given_ups = [one.detach().clone() for one in tensors], [one.clone() for one in ups]
     watch.mark("forward")
-    results = _listed(function(list(tensors), place.group), tensors)
+    results = _listed(function(list(tensors), group), tensors)
     found = {f"result {i}": y.detach().clone() for i, y in enumerate(results)}
-    found = {"each tensor that was given": untouched(tensors, before)} | found
+    found = {"each tensor that was given": given.untouched(tensors, before)} | found
     watch.mark("backward")
     if lacking := [i for i in range(len(ups)) if not results[i].requires_grad]:
         raise Stopped(f"result {lacking[0]} has no graph", "the results have to be those of a torch.autograd.Function's apply")
     torch.autograd.backward(results[: len(ups)], ups)
-    given = untouched(ups, given_ups)
     found |= {f"the gradient of tensor {i}": gradient(leaf) for i, leaf in enumerate(leaves) if leaf.requires_grad}
-    return {"the gradient that backward was given": given} | found
+    return {"the gradient that backward was given": given.untouched(ups, given_ups)} | found
 
 
 def _listed(results, tensors: list[Tensor]) -> list[Tensor]:
@@ -108,13 +81,13 @@ def _listed(results, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _cases_of_both(summing: bool, n: int) -> tuple[Case, ...]:
-    t, pairs = in_pairs(n)
+    t, pairs = given.in_pairs(n)
     unused = ", one of them not used on one rank" * (not summing)
     second = (Case(t, f"{pairs}three tensors{unused}", unused=not summing),) if t < n or not summing else ()
     return Case(n, "three tensors"), *second, Case(n, "one tensor", alone=True)
 
 
-_ONE_CALL = traffic(0.5, "makes one all-reduce for all tensors, in its direction")
+_ONE_CALL = looks.traffic(0.5, "makes one all-reduce for all tensors, in its direction")
 _JUDGED_BOTH = (values(0.5, "results and gradients are right"), _ONE_CALL)
 _ADVICE_OF_BOTH = (
     (r"modified by an inplace operation|a leaf Variable that requires grad", _VIEW),
@@ -134,33 +107,33 @@ _OF_MLP = ("gate.weight", "gate.bias", "up.weight", "up.bias", "down.weight", "d
 _OF_ATTENTION = ("query.weight", "key.weight", "value.weight", "output.weight")
 
 
-def _of_mlp(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeMLP], Tensor, Tensor]:
+def _of_mlp(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[given.WholeMLP], Tensor, Tensor]:
     number, _ = case.at(rank, n)
     x, up = (normal((_S, _B, _H), seed, number, what) for what in ("x", "up"))
-    return case, [made(WholeMLP, (_H, _UNITS * case.t), seed, number)], x, up
+    return case, [given.made(given.WholeMLP, (_H, _UNITS * case.t), seed, number)], x, up
 
 
-def _mlp(own: tuple[Case, list[WholeMLP], Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
+def _mlp(own: tuple[Case, list[given.WholeMLP], Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
     case, wholes, x, up = own
-    module, parameters, found = module_of(kind, wholes, watch, _OF_MLP, f, g, place_of(case).group)
-    return found | through(module, parameters, {"x": x.requires_grad_()}, watch, up)
+    module, parameters, found = looks.module_of(kind, wholes, watch, _OF_MLP, given.f, given.g, given.groups_of(case)[0])
+    return found | looks.through(module, parameters, {"x": x.requires_grad_()}, watch, up)
 
 
-def _of_attention(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeAttention], Tensor, Tensor, Tensor]:
+def _of_attention(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[given.WholeAttention], Tensor, Tensor, Tensor]:
     number, _ = case.at(rank, n)
     x, memory, up = (normal((k, _B, _H), seed, number, i) for i, k in enumerate((_S, _T, _S)))
-    return case, [made(WholeAttention, (_H, _D, *case.heads), seed, number)], x, memory, up
+    return case, [given.made(given.WholeAttention, (_H, _D, *case.heads), seed, number)], x, memory, up
 
 
-def _attention(own: tuple[Case, list[WholeAttention], Tensor, Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
+def _attention(own: tuple[Case, list[given.WholeAttention], Tensor, Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
     case, wholes, x, memory, up = own
-    place = place_of(case, share=min(case.heads[1], case.t))
-    module, parameters, found = module_of(kind, wholes, watch, _OF_ATTENTION, f, g, place.group, place.sharers)
-    return found | through(module, parameters, {"x": x.requires_grad_(), "memory": memory.requires_grad_()}, watch, up)
+    gets = given.f, given.g, *given.groups_of(case, share=min(case.heads[1], case.t))
+    module, parameters, found = looks.module_of(kind, wholes, watch, _OF_ATTENTION, *gets)
+    return found | looks.through(module, parameters, {"x": x.requires_grad_(), "memory": memory.requires_grad_()}, watch, up)
 
 
 def _cases_of_mlp(n: int) -> tuple[Case, ...]:
-    sizes = ((n, ""), in_pairs(n))
+    sizes = ((n, ""), given.in_pairs(n))
     return tuple(Case(t, f"{pairs}{_UNITS * t} units") for t, pairs in dict.fromkeys(sizes))
 
 
@@ -188,10 +161,10 @@ _F_G_HEADS = (
     "f in front, for x, memory and shared weights; attend on the rank's heads as on the whole; g behind output, which has the "
     "columns of the rank's query heads"
 )
-_ONE_EACH = traffic(0.35, "makes one all-reduce forward and one backward")
-_ONE_A_GROUP = traffic(0.3, "makes one all-reduce a group, for x and memory, and for shared heads")
-_OF_UNITS = (values(0.5, _VALUES, _NAMES), keeps(0.15), _ONE_EACH), _cases_of_mlp, (_LISTS, _DIMS), _F_G
-_OF_HEADS = (values(0.6, _VALUES, _NAMES), keeps(0.1), _ONE_A_GROUP), _cases_of_attention
+_ONE_EACH = looks.traffic(0.35, "makes one all-reduce forward and one backward")
+_ONE_A_GROUP = looks.traffic(0.3, "makes one all-reduce a group, for x and memory, and for shared heads")
+_OF_UNITS = (values(0.5, _VALUES, _NAMES), looks.keeps(0.15), _ONE_EACH), _cases_of_mlp, (_LISTS, _DIMS), _F_G
+_OF_HEADS = (values(0.6, _VALUES, _NAMES), looks.keeps(0.1), _ONE_A_GROUP), _cases_of_attention
 mlp = _task("MLP(whole, f, g, group)", 5, _mlp, *_OF_UNITS, make=_of_mlp)
 _ADVICE_OF_HEADS = (_LISTS, _NO_HEADS, _HEAD_DIMS)
 attention = _task(
@@ -200,7 +173,7 @@ attention = _task(
 
 # Task 4
 
-_TIMES = 3.0
+_POSITIONS, _WORDS, _TIMES = 9, 61, 3.0  # of logits; of the loss, before backward
 _NO_TOKEN = "a target may be −100, which is no token, but −100 % t is a rank all the same: mask it before you look up a logit"
 _IN_BLOCKS = "token k is number k // t on rank k % t, not in a block: not k − r·W on rank k // W"
 _RETURNS = "it returns the loss, a tensor without dimensions, the same on all ranks"
@@ -210,36 +183,48 @@ _COMPLETE = (
 )
 
 
+def _of_loss(case: Case, rank: int, n: int, seed: int) -> tuple[Case, Tensor, Tensor, float]:
+    """A rank's logits; all targets, and the z-loss's factor."""
+    number, r = case.at(rank, n)
+    targets = whole(_WORDS, (_POSITIONS, _B), seed, number)
+    targets[-2:, 0] = targets[0, 1] = -100
+    targets[1:3, 1] = torch.tensor([_WORDS - 1, _WORDS - 2])  # the last ones of ranks, also of those that have one more
+    whose_SB1 = torch.arange(_POSITIONS * _B).view(_POSITIONS, _B, 1) % case.t  # the rank with the largest logits
+    shift_SB1, z = case.offset * (2.0 * (whose_SB1 == r) - 1), (0.05 + seed_of(seed) % 7 / 10) * (1 + (case.offset > 0))
+    mine = len(range(r, _WORDS, case.t))
+    return case, normal((_POSITIONS, _B, mine), seed, "logits", rank) * 3 + shift_SB1, targets, z
+
+
 def _cross_entropy(own: tuple[Case, Tensor, Tensor, float], function: Callable, watch: Watch) -> dict:
     case, logits, targets, z = own
-    place, before = place_of(case), (logits.clone(), targets.clone())
+    (group, _), before = given.groups_of(case), (logits.clone(), targets.clone())
     logits.requires_grad_()
-    with Made(watch) as seen:
+    with given.Made(watch) as seen:
         watch.mark("forward")
-        loss = function(logits, targets, z, place.group)
+        loss = function(logits, targets, z, group)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise Stopped(f"it returned {kind_of(loss)}", _RETURNS)
         if not loss.requires_grad:
             raise Stopped("the loss has no graph", "it leads back to logits: by autograd, or by a torch.autograd.Function")
         watch.mark("backward")
         (loss.reshape(()) * _TIMES).backward()
-    given = {"logits": untouched([logits.detach()], [before[0]]), "targets": untouched([targets], [before[1]])}
-    largest = max(seen.largest, 8 * POSITIONS * BATCH * -(-WORDS // case.t))  # as much as the logits may always be made
+    before = {"logits": given.untouched([logits.detach()], before[:1]), "targets": given.untouched([targets], before[1:])}
+    largest = max(seen.largest, 8 * _POSITIONS * _B * -(-_WORDS // case.t))  # as much as the logits may always be made
     found = {"the loss": loss.detach().clone().reshape(()), "bytes of the largest tensor": largest}
-    return given | found | gradients({"logits": logits})
+    return before | found | gradients({"logits": logits})
 
 
 def _three(phases: dict[str, list[str]]) -> dict[str, list[str]]:
     """Two sums of S·B numbers may go together."""
-    one, two = (f"all_reduce of {many * 8 * POSITIONS * BATCH:,} bytes" for many in (1, 2))
+    one, two = (f"all_reduce of {many * 8 * _POSITIONS * _B:,} bytes" for many in (1, 2))
     calls = [call.replace(two, one) for call in phases["forward"] for _ in range(2 if two in call else 1)]
     return phases | {"forward": sorted(calls)}
 
 
 def _cases_of_loss(n: int) -> tuple[Case, ...]:
     """Ordinary logits; and such as overflow, of 4 ranks in two pairs."""
-    t, pairs = in_pairs(n)
-    return Case(n, f"V = {WORDS}"), Case(t, f"{pairs}logits near ±900", offset=900.0)
+    t, pairs = given.in_pairs(n)
+    return Case(n, f"V = {_WORDS}"), Case(t, f"{pairs}logits near ±900", offset=900.0)
 
 
 _MADE = "it made a tensor of {got}; the largest logits of a rank have {right}"
@@ -256,10 +241,10 @@ _LOOK_UP = ((r"index -\d+ is out of bounds", _NO_TOKEN), (r"is out of bounds|ind
 _JUDGED_LOSS = (
     values(0.4, "loss and gradients are right", _NAMES),
     at_most(0.4, "makes no tensor larger than a rank's logits", "^bytes", _COMPLETE, 0, _MADE, size),
-    traffic(0.2, _SMALL_SUMS, _THREE, _three),
+    looks.traffic(0.2, _SMALL_SUMS, _THREE, _three),
 )
 _CALL = "cross_entropy(logits_SBW, targets_SB, z, group)"
-cross_entropy = _task(_CALL, 4, _cross_entropy, _JUDGED_LOSS, _cases_of_loss, _LOOK_UP, _LOSS, make=Case.loss)
+cross_entropy = _task(_CALL, 4, _cross_entropy, _JUDGED_LOSS, _cases_of_loss, _LOOK_UP, _LOSS, make=_of_loss)
 
 # Task 5
 
@@ -274,31 +259,31 @@ _GATHERED = (
 )
 
 
-def _of_block(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeBlock], Tensor, Tensor]:
+def _of_block(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[given.WholeBlock], Tensor, Tensor]:
     """The block, once more where a second one drops nothing; this rank's positions, and the result's gradient."""
     number, _ = case.at(rank, n)
-    wholes = [made(WholeBlock, (_FEATURES, _ROWS * case.t), seed, number) for _ in range(2 if case.drops else 1)]
+    wholes = [given.made(given.WholeBlock, (_FEATURES, _ROWS * case.t), seed, number) for _ in range(2 if case.drops else 1)]
     return case, wholes, *(_positions(case.strided, seed, rank, what) for what in ("x", "up"))
 
 
-def _block(own: tuple[Case, list[WholeBlock], Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
+def _block(own: tuple[Case, list[given.WholeBlock], Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
     case, wholes, x, up = own
-    place = place_of(case)
-    module, parameters, found = module_of(kind, wholes, watch, _OF_BLOCK, case.drops, f, place.group)
+    group, _ = given.groups_of(case)
+    module, parameters, found = looks.module_of(kind, wholes, watch, _OF_BLOCK, case.drops, given.f, group)
     x.requires_grad_()
     if case.drops:
-        plain = kind(wholes.pop(), 0.0, f, place.group)
-        return found | dropped_by(module, plain, x, up, watch, place.t, case.drops)
-    if place.group is not None or case.strided:
-        with Made(watch):
-            return found | through(module, parameters, {"x": x}, watch, up, (1,))
+        plain = kind(wholes.pop(), 0.0, given.f, group)
+        return found | looks.dropped_by(module, plain, x, up, watch, case.t, case.drops)
+    if group is not None or case.strided:
+        with given.Made(watch):
+            return found | looks.through(module, parameters, {"x": x}, watch, up, (1,))
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    single = kind(WholeBlock(_FEATURES, _ROWS), 0.0, f, alone)  # keeps as much, and none of the others'
+    single = kind(given.WholeBlock(_FEATURES, _ROWS), 0.0, given.f, alone)  # keeps as much, and none of the others'
     watch.weigh(kind, module, single)
-    y = result_of(single(x, 1), x)
-    also = (kind, single, *nodes(y))
+    y = looks.result_of(single(x, 1), x)
+    also = (kind, single, *nodes_of([y]))
     watch.weigh(module, *also)
-    found |= through(module, parameters, {"x": x}, watch, up, (1,), also)
+    found |= looks.through(module, parameters, {"x": x}, watch, up, (1,), also)
     before, own_only, all_of_them = watch.held[-3:]
     return found | {_KEPT: max(0, all_of_them - own_only - (own_only - before))}
 
@@ -332,12 +317,12 @@ _SENDS = "gathers and reduce-scatters, and sums norm's and the bias's gradients 
 _OWN = "keeps no more than its own positions"
 _JUDGED = (
     values(0.4, _VALUES, _NAMES),
-    keeps(0.05),
-    by(0.2, "drops other elements on each rank, and with each seed", masks_differ),
-    traffic(0.2, _SENDS, _BLOCK_SENDS, _gathered_once),
+    looks.keeps(0.05),
+    by(0.2, "drops other elements on each rank, and with each seed", looks.masks_differ),
+    looks.traffic(0.2, _SENDS, _BLOCK_SENDS, _gathered_once),
     at_most(0.15, _OWN, f"^{_KEPT}", _GATHERED, _POSITION_BYTES // 2, _MORE, size, grain=2048),
 )
 _CALLED = ((arguments("forward"), "the check calls block(x_sBH, seed)"),)
 _OF = "Block(whole, p, f, group)"
-_MORE_OF_BLOCK = {"make": _of_block, "then": of_dropout}
+_MORE_OF_BLOCK = {"make": _of_block, "then": looks.of_dropout}
 block = _task(_OF, 6, _block, _JUDGED, _cases_of_block, _CALLED, _BLOCK_SENDS, **_MORE_OF_BLOCK)

@@ -8,13 +8,14 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from manyranks.given.tensor import STRIDED, nodes, untouched
+from manyranks.given.tensor import STRIDED, untouched
 from manyranks.grade.judges import WAIT, Judge, Right, Verdict, at_most, by
 from manyranks.grade.learner import Ready, refuse_class, tensor
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import listed, size
 from manyranks.measure.watch import Watch, gradients
+from manyranks.parallel.recomputation import nodes_of
 
 READY = Ready(("manyranks.given.tensor.f", "manyranks.given.tensor.g"))
 GRAPH = (
@@ -206,7 +207,7 @@ def through(
     watch.mark("forward")
     y = result_of(module(*inputs.values(), *others), next(iter(inputs.values())))
     if weighs:
-        watch.weigh(*weighs, module, *nodes(y))
+        watch.weigh(*weighs, module, *nodes_of([y]))
     watch.mark("backward")
     y.backward(up)
     given = {" and ".join(inputs): untouched([one.detach() for one in inputs.values()], before)}

@@ -15,9 +15,9 @@ from manyranks.given import zero as given
 from manyranks.given.numbers import EXACT
 from manyranks.given.zero import Batch, padded, pieces, trained
 from manyranks.grade import zero_unit
-from manyranks.grade.check import Task, arguments
+from manyranks.grade.check import Task
 from manyranks.grade.judges import Right, Verdict, as_bytes, at_most, by, if_done, sent, silent, values
-from manyranks.grade.learner import Ready, checked, made, plain, tensor
+from manyranks.grade.learner import Ready, arguments, checked, made, plain, tensor
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
 from manyranks.measure.watch import Event, Watch

@@ -8,9 +8,9 @@ from torch import nn
 
 from manyranks.given import zero as given
 from manyranks.given.zero import Batch, trained
-from manyranks.grade.check import Task, arguments
+from manyranks.grade.check import Task
 from manyranks.grade.judges import as_bytes, at_most, facts, if_done, sent, values
-from manyranks.grade.learner import Ready, checked, made
+from manyranks.grade.learner import Ready, arguments, checked, made
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Event, Watch
 
@@ -172,7 +172,10 @@ def _unit(own: tuple[nn.ModuleList, list[Batch]], kind, watch: Watch) -> dict:
     return found
 
 
-_INSTEAD = {"all_reduce": "dist.reduce_scatter_single gives each its shard, for half the bytes of an all-reduce"}
+_INSTEAD = {
+    "all_reduce": "dist.reduce_scatter_single gives each its shard, for half the bytes of an all-reduce",
+    "broadcast": "one all-gather brings all shards at once",
+}
 _ASYNC = "start() issues the gathers, with async_op=True, and keeps what they return; wait() waits for it; reduce() reduces"
 _OFTEN = (
     "start() gathers each parameter of a free unit once, frozen ones, too; after that the unit is whole until free(). reduce() "

@@ -168,8 +168,7 @@ def _draw_sent(axes: Axes, x: float, y: float, wide: float, names: str, letter: 
 # name -> what it says of a plan
 VARIANTS = Named("variant", {"TP": {"sequence_parallel": False}, "TP + SP": {"sequence_parallel": True, "regather": True}})
 VARIANTS |= {"TP + SP, gathered inputs kept": {"sequence_parallel": True, "regather": False}}
-_NARROW = dict(zip(VARIANTS, ("TP", "+ SP", "+ SP,\nkept"), strict=True))  # below the bars, where each t has several
-_PARTS = {"outside attention and MLP: cut by SP only": (style.ORANGE, "////"), "inside: cut by t": (style.BLUE, "")}
+_PARTS = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
 
 
 @style.styled
@@ -189,28 +188,28 @@ def saved(
     """
     fig, (axes,) = style.figure(width=8.8, height=3.9)
     each = [[tensor.saved(shape, replace(plan, tp=t, **VARIANTS[name])) for t in degrees] for name in variants]
-    sides = [[[one.outside + one.statistics for one in of], [one.inside for one in of]] for of in each]
-    sides = [dict(zip(_PARTS, both, strict=True)) for both in sides]
+    sides = [{name: [one[name] for one in _parts(of)] for name in _PARTS} for of in each]
     places = columns(axes, [f"t = {t}" for t in degrees], sides, units.size, _PARTS)
     for x, of in zip(places, each, strict=True):
         totals = [one.total for one in of]
         write(axes, x, totals, list(map(units.size, totals)), size=7.5 if len(variants) > 2 else 9)
     axes.xaxis.remove_overlapping_locs = False  # the middle one of three bars stands where its t does
-    names = [_NARROW[name] for name in variants]
-    axes.set_xticks([x for of in zip(*places, strict=True) for x in of], names * len(degrees), minor=True, fontsize=8.5)
-    two_lines = any("\n" in name for name in names)
-    axes.tick_params(axis="x", pad=18 + 11 * two_lines)
-    xlabel = "tensor-parallel ranks" + " (kept: the gathered inputs too)" * two_lines
-    axes.set(xlabel=xlabel, ylabel="kept by one layer, per rank", ylim=(0, 1.12 * axes.get_ylim()[1]))
+    names = [name.replace("TP +", "+").replace(" gathered inputs ", "\n") for name in variants] * len(degrees)
+    axes.set_xticks([x for of in zip(*places, strict=True) for x in of], names, minor=True, fontsize=8.5)
+    axes.tick_params(axis="x", pad=18 + 11 * ("\n" in "".join(names)))
+    axes.set(xlabel="tensor-parallel ranks", ylabel="kept by one layer, per rank", ylim=(0, 1.12 * axes.get_ylim()[1]))
     fig.legend(loc="outside upper left", ncols=3, handlelength=1.6)
     return fig
+
+
+def _parts(kept: Sequence[tensor.Saved]) -> list[dict[str, float]]:
+    return [dict(zip(_PARTS, (one.outside + one.statistics, one.inside), strict=True)) for one in kept]
 
 
 DEGREES = SHARED["tp"][1]  # 1 to 64
 MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "small GPT")
 CLUSTERS = ("a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 _TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
-_KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
 _ROOM = {"sequence_parallel": [True], "tp": DEGREES, "pp": SHARED["pp"][1], "recompute": ("selective", "full")}
 _REMEDIES = {"communication": ["overlap_tensor"], "small matmuls": ["sequence_parallel"]}
 _WORDS = {"overlap_tensor": "overlap", "tp": "t = {}", "pp": "p = {}"}
@@ -244,35 +243,35 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         part = f" Of a node's {node} GPUs, {node - node % t} are used." * (t <= node and node % t > 0)
         return f"{plan.microbatch} × {plan.seq:,} tokens per micro-batch; {step}.{part}"
 
+    def layer(self, node: int = 0) -> pace.Both:
+        """Returns one layer's time. node: GPUs of a node, if not the cluster's."""
+        here = self.scenario
+        return pace.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
+
     @property
     def cost(self) -> float:
-        """GPU-seconds of a layer: its time on all t together."""
+        """Returns GPU-seconds of a layer: its time on all t together."""
         return self.tp * self.layer().seconds
 
     @property
     def waits(self) -> float:
-        """Seconds of a layer in which a rank waits for messages."""
+        """Returns a layer's seconds in which a rank waits for messages."""
         return sum(each.tensor for each in self.layer()[:2])
 
-    def layer(self, node: int = 0) -> pace.Both:
-        """Returns one layer's time; node: GPUs of a node, if not the cluster's. Raises ValueError for a t that can't be."""
-        here = self.scenario
-        return pace.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
+    @property
+    def more(self) -> float:
+        """Returns a layer's seconds of computing beyond a t-th of one GPU's."""
+        return (self.cost - self._replace(tp=1).cost) / self.tp - self.waits
 
     def saved(self) -> tensor.Saved:
         """Returns what one layer keeps on one rank."""
         return tensor.saved(self.scenario.shape, self.scenario.plan)
 
     def sent(self) -> int:
-        """Returns the bytes that one rank sends for a layer; a forward that's done again sends its messages again."""
+        """Returns the bytes that a rank sends for a layer; a forward that's done again sends them again."""
         shape, plan = self.scenario.shape, self.scenario.plan
-        one = tensor.layer(plan.tokens // (plan.dp * plan.microbatches), shape.hidden, self.tp, self.sequence_parallel)
-        return one.both.bytes + one.forward.bytes * (plan.recompute == "full")
-
-    def split(self) -> dict[str, float]:
-        """GPU-seconds of a layer, by part."""
-        parts = *(each.compute for each in self.layer()[:2]), self.waits
-        return {name: self.tp * part for name, part in zip(_TIMES, parts, strict=True)}
+        there, back = tensor.layer(plan.microbatch * plan.seq, shape.hidden, self.tp, self.sequence_parallel)
+        return back.bytes + there.bytes * (2 if plan.recompute == "full" else 1)
 
     def where(self) -> str:
         return f"{self.model}, t = {self.tp}, {self.cluster}"
@@ -289,34 +288,31 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         """Says what limits a layer, after what costs a step more."""
         if not self.fits:
             return self.memory("no single control helps: change two of them")
-        seconds, time = self.layer().seconds, self.scenario.time
-        more = self.cost / self.tp - self.waits - self._replace(tp=1).cost / self.tp  # what t matmuls lose to one
-        here = self.of_layer(more)
+        time, limit = self.scenario.time, self.of_layer()
         name = max(_ASIDE, key=time.parts.get)
         share = time.parts[name] / time.seconds
-        if share < max(MUCH, max(self.waits, more) / seconds):
-            return here
-        return _ASIDE[name].format(share=percent(share), **self._asdict()) + f"; in a layer, {here}"
+        if share < max(MUCH, max(self.waits, self.more) / self.layer().seconds):
+            return limit
+        return _ASIDE[name].format(share=percent(share), **self._asdict()) + f"; in a layer, {limit}"
 
-    def of_layer(self, more: float) -> str:
-        """Says what limits a layer. more: seconds that it computes longer than a t-th of one GPU's time."""
-        if self.tp == 1:
+    def of_layer(self) -> str:
+        """Says what limits a layer."""
+        t, seconds, cluster = self.tp, self.layer().seconds, self.scenario.cluster
+        if t == 1:
             return "compute: one GPU sends nothing"
-        seconds, cluster = self.layer().seconds, self.scenario.cluster
-        if self.tp > cluster.node and not cluster.torus and (inside := self.layer(self.tp).seconds) < 0.95 * seconds:
-            return f"the node boundary: with {self.tp} GPUs per node, a layer would take {units.duration(inside)}"
-        if max(self.waits, more) < MUCH * seconds:
+        if t > cluster.node and not cluster.torus and (inside := self.layer(t).seconds) < 0.95 * seconds:
+            return f"the node boundary: with {t} GPUs per node, a layer would take {units.duration(inside)}"
+        if max(self.waits, self.more) < MUCH * seconds:
             return "compute"
-        limit = "communication" if self.waits >= more else "small matmuls"
-        alone, together = self._replace(tp=1).cost, self.tp * (seconds - self.waits)
-        if limit != "communication" and together > 0.99 * self.tp * alone:  # the host sets the pace
-            launches = f"each of the {self.tp} GPUs launches as many kernels as one alone"
-            return f"kernel launches: {launches}, so the layer gets no faster"
-        helps = self.takes(limit, lambda together: units.duration(together / self.tp))
+        limit = "communication" if self.waits >= self.more else "small matmuls"
+        helps = self.takes(limit, lambda together: units.duration(together / t))
         if limit == "communication":
             return limit + (helps or f": only rings of chunks would hide its other {units.duration(self.waits)}")
+        times = t * (seconds - self.waits) / self._replace(tp=1).cost
+        if times > 0.99 * t:  # the host sets the pace
+            return f"kernel launches: each of the {t} GPUs launches as many kernels as one alone, so the layer gets no faster"
         repeated = ", norms repeated on every rank" * (not self.sequence_parallel)
-        return f"{limit}{repeated}: {self.tp} GPUs use {units.three(together / alone)} times the GPU time of one{helps}"
+        return f"{limit}{repeated}: {t} GPUs use {units.three(times)} times the GPU time of one{helps}"
 
 
 class Degrees(Board):
@@ -329,7 +325,7 @@ class Degrees(Board):
         self.figure, (time, kept) = style.figure(2, width=6.45, height=3.95, sharey=True, width_ratios=(1.55, 1))
         rows = [f"t = {t}" for t in DEGREES]
         self._time = Bars(time, _TIMES, "t × a layer's time", rows, units.duration, columns=3, outline=word)
-        self._kept = Bars(kept, _KEPT, "kept by a layer, per rank", rows, outline=word)
+        self._kept = Bars(kept, _PARTS, "kept by a layer, per rank", rows, outline=word)
         kept.set_xlim(0, LONGEST + 0.35)
         time.set_xlim(0, 1.1)
         time.set_xlabel("right: layer time, share spent waiting (»: off the scale)", loc="left", fontsize=9)
@@ -342,10 +338,11 @@ class Degrees(Board):
         shown, row = [each for t in DEGREES if (each := now._replace(tp=t)).possible], DEGREES.index(now.tp)
         costs, missing = [each.cost for each in shown], "not possible"
         longest, mark = min(max(costs), 4 * min(costs)), (costs[0], f"t = 1: {units.duration(costs[0])}")
-        self._time.update([each.split() for each in shown], [*map(_texts, shown)], row, longest, mark, missing)
+        times = [[each.tp * part for part in (*(one.compute for one in each.layer()[:2]), each.waits)] for each in shown]
+        texts = ["|".join((each["layer time"], f"{each['waiting']} waiting")) for each in (one.numbers() for one in shown)]
+        self._time.update([dict(zip(_TIMES, each, strict=True)) for each in times], texts, row, longest, mark, missing)
         kept = [each.saved() for each in shown]
-        bars = [dict(zip(_KEPT, (each.outside + each.statistics, each.inside), strict=True)) for each in kept]
-        self._kept.update(bars, [units.size(each.total) for each in kept], row, missing=missing)
+        self._kept.update(_parts(kept), [units.size(each.total) for each in kept], row, missing=missing)
         ends = (inside := sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)) < len(DEGREES)
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
@@ -367,8 +364,3 @@ def explorer(measure: Measure | None = None) -> Explorer:
     opens = {"dp": 64, "tp": 8, "sequence_parallel": True, "pp": 16, "recompute": "none"}
     shared = controls(only, model="llama3-405b", cluster="h100-dgx", **opens)
     return Explorer(Degrees(), presets, measure, **shared, overlap_tensor=choice("overlap", True, SWITCH))
-
-
-def _texts(now: Cut) -> str:
-    seconds = now.layer().seconds
-    return f"{units.duration(seconds)}|{percent(now.waits / seconds)} waiting"

@@ -19,13 +19,14 @@ from manyranks.theory.plan import Local, Plan, uncut
 
 
 def calls(shape: ModelShape, plan: Local, part: str, imbalance: float = 1.0) -> list[Call]:
-    """What tensor and sequence parallelism send for one micro-batch.
+    """Lists what tensor and sequence parallelism send for one micro-batch.
 
-    part: "dense" or "moe", a layer; "embedding"; "head", whose loss moves a few bytes a token more: loss. imbalance: copies
-    that come to a rank's experts ÷ those of a balanced load. The etp ranks that cut an expert gather the rows that came for it,
-    and sum up its results; with etp = 1 they need not. Shared experts, which tp cuts, have an f and a g of their own: they read
-    the rank's rows, not those that came for its experts. Sources: arXiv 2205.05198, sections 4.2.1 and 4.2.2; Megatron-LM,
-    megatron/core/transformer/moe/shared_experts.py.
+    part: "dense" or "moe", a layer; "embedding"; "head", without the loss, which sends a few bytes per token more
+    imbalance: copies that come to a rank's experts ÷ those of a balanced load
+
+    The etp ranks that cut an expert gather the rows that came for it, and sum its results; with etp = 1 they need not. Shared
+    experts, which tp cuts, have an f and a g of their own: they read the rank's rows, not those that came for its experts.
+    Sources: arXiv 2205.05198, sections 4.2.1 and 4.2.2; Megatron-LM, megatron/core/transformer/moe/shared_experts.py.
     """
     elements, options = plan.rank_tokens * shape.hidden, (plan.sequence_parallel, plan.regather)
     if part in ("head", "embedding"):
@@ -74,37 +75,46 @@ def _counted(
 
 
 def block(*sizes: int, **options) -> Passes:
-    """Attention or the MLP alone, f and g. f sends nothing forward and all-reduces its input's gradient backward; g all-reduces
-    its output. With sequence parallelism f gathers, scatters sums and, with regather, gathers again; g scatters and gathers.
+    """Counts what attention sends, or the MLP: f and g.
 
-    sizes: tokens of the whole micro-batch, hidden, t; options: sequence_parallel=False, regather=True, itemsize=2, bytes of an
-    element, and rank=0, its place in the group, which counts where t does not divide the tensor. Raises ValueError for sizes
-    below 1, a rank that the group has not, and with sequence parallelism for tokens that t does not divide.
+    f sends nothing forward and all-reduces its input's gradient backward; g all-reduces its output. With sequence parallelism
+    f gathers, scatters sums and, with regather, gathers again; g scatters and gathers.
+
+    sizes: tokens of the whole micro-batch, hidden, t
+    options: sequence_parallel=False; regather=True; itemsize=2, bytes of an element; rank=0, its place in the group, which
+        counts where t doesn't divide the tensor
+
+    Raises ValueError for sizes below 1, a rank that the group hasn't, and with sequence parallelism for tokens that t doesn't
+    divide.
     """
     return _counted(_block, *sizes, **options)
 
 
 def layer(*sizes: int, **options) -> Passes:
-    """A transformer layer, with the arguments of block: 2 all-reduces each way; with sequence parallelism 4 all-gathers and 4
-    reduce-scatters in all, and with regather 2 all-gathers more. Source: arXiv 2205.05198, sections 4.2.1 and 4.2.2."""
+    """Counts what a transformer layer sends, two blocks: 2 all-reduces each way.
+
+    With sequence parallelism it's 4 all-gathers and 4 reduce-scatters in all, and with regather 2 all-gathers more. Arguments
+    are block's. Source: arXiv 2205.05198, sections 4.2.1 and 4.2.2.
+    """
     return 2 * block(*sizes, **options)
 
 
 def embedding(*sizes: int, **options) -> Passes:
-    """The vocabulary-parallel embedding, with the arguments of block: each rank looks up its rows, g sums."""
+    """Counts what the cut embedding sends: each rank looks up its rows, g sums. Arguments are block's."""
     return _counted(_row, *sizes, **options)
 
 
 def head(*sizes: int, **options) -> Passes:
-    """The vocabulary-parallel head, a column-parallel layer, so f, with the arguments of block."""
+    """Counts what the cut head sends, a column-parallel layer, so f. Arguments are block's."""
     return _counted(_column, *sizes, **options)
 
 
 def loss(tokens: int, t: int, itemsize: int = 4, rank: int = 0) -> Passes:
-    """The vocabulary-parallel cross-entropy: of each token the largest logit is all-reduced, then the sum of exponentials with
-    the target's logit; nothing backward. itemsize: of these numbers, 4 or more.
+    """Counts what the cut cross-entropy sends: the largest logit, then exponentials' sum and target's logit.
 
-    Source: arXiv 1909.08053, section 3: b·s numbers instead of b·s·V.
+    itemsize: bytes of these numbers, 4 or more
+
+    Backward sends nothing. Source: arXiv 1909.08053, section 3: b·s numbers instead of b·s·V.
     """
     _check(tokens, 1, t, False, itemsize)
     return counted([Call("tp", "all_reduce", k * tokens, itemsize) for k in (1, 2)], t, rank)
@@ -120,9 +130,9 @@ def model(
     loss_itemsize: int = 4,
     rank: int = 0,
 ) -> Passes:
-    """Embedding, layers, head and loss of one micro-batch, before partial gradients are summed.
+    """Counts what embedding, layers, head and loss send for one micro-batch, before partial gradients are summed.
 
-    Raises ValueError as block does, for a shape that t cannot share evenly, with experts or with latent attention.
+    Raises ValueError as block does, for a shape that t can't share evenly, with experts or with latent attention.
     """
     _fits(shape, t)
     options = (tokens, shape.hidden, t, sequence_parallel, regather, itemsize, rank)
@@ -132,10 +142,11 @@ def model(
 
 
 class Saved(NamedTuple):
-    """Bytes that one layer keeps of one micro-batch on one rank.
+    """Holds the bytes that one layer keeps of one micro-batch on one rank.
 
-    outside: norms, dropouts and inputs of column-parallel layers, 10sbh in the paper's layer, or 10sbh/t with sequence
-    parallelism; inside: sbh(24/t + 5as/(ht)); statistics: of the norms, which the paper leaves out.
+    outside: norms, dropouts and inputs of column-parallel layers, 10sbh in arXiv 2205.05198's layer, and 10sbh/t with SP
+    inside: sbh(24/t + 5as/(ht)) there
+    statistics: of the norms, which the paper leaves out
     """
 
     outside: float
@@ -143,20 +154,18 @@ class Saved(NamedTuple):
     statistics: int
 
     @property
-    def formula(self) -> float:
-        """What the paper counts."""
-        return self.outside + self.inside
-
-    @property
     def total(self) -> float:
         return sum(self)
 
 
 def saved(shape: ModelShape, plan: Plan, moe: bool = False, itemsize: int = 4) -> Saved:
-    """What memory.layer_activations adds up, and the statistics that checkpointing.statistics counts, with their itemsize.
+    """Returns what memory.layer_activations adds up, and the statistics that checkpointing.statistics counts.
 
     plan: tp, sequence_parallel, regather, recompute, flash, precision, seq and microbatch count. Without regather the inputs of
-    column-parallel layers stay whole: 4sbh(1 − 1/t) more. Raises ValueError where plan and shape do not fit.
+        column-parallel layers stay whole: 4sbh(1 − 1/t) more
+    itemsize: bytes of a statistic
+
+    Raises ValueError where plan and shape don't fit.
     """
     memory.layer_activations(shape, plan, moe)  # raises
     statistics = checkpointing.statistics(shape, plan, itemsize) if plan.recompute != "full" else 0
@@ -164,8 +173,12 @@ def saved(shape: ModelShape, plan: Plan, moe: bool = False, itemsize: int = 4) -
 
 
 class Parameters(NamedTuple):
-    """Of one layer on one rank, in elements. cut: slices that no other rank has; copied: key/value heads that other ranks have
-    too; whole: what all have, the norms and the biases of row-parallel layers, which are added once."""
+    """Holds one layer's elements on one rank.
+
+    cut: slices that no other rank has
+    copied: key/value heads that other ranks have too
+    whole: what all ranks have: norms, and the biases of row-parallel layers, which are added once
+    """
 
     cut: int
     copied: int
@@ -177,31 +190,35 @@ class Parameters(NamedTuple):
 
 
 def parameters(shape: ModelShape, t: int) -> Parameters:
-    """What a rank holds of a layer. With more ranks than key/value heads, t/g of them have a copy of one each.
+    """Returns what a rank holds of a layer. With more ranks than key/value heads, t/g of them have a copy of one each.
 
-    Raises ValueError for a shape that t cannot share evenly, with experts or with latent attention.
+    Raises ValueError for a shape that t can't share evenly, with experts or with latent attention.
     """
     _fits(shape, t)
-    held = [(one.cut, one.on_rank(t, shape.kv_heads)) for one in shape.layer_tensors(moe=False)]
-    return Parameters(*(sum(elements for cut, elements in held if cut in kind) for kind in _kinds(shape, t)))
-
-
-def _kinds(shape: ModelShape, t: int) -> tuple[tuple[str, ...], ...]:
-    """Tensor.cut of what Parameters tells apart: heads are slices until there are more ranks."""
-    return (("slices",), ("heads",), ("whole",)) if t > shape.kv_heads else (("slices", "heads"), (), ("whole",))
+    held = {"slices": 0, "heads": 0, "whole": 0}
+    for one in shape.layer_tensors(moe=False):
+        held[one.cut] += one.on_rank(t, shape.kv_heads)
+    slices, heads, whole = held.values()
+    return Parameters(slices, heads, whole) if t > shape.kv_heads else Parameters(slices + heads, 0, whole)
 
 
 class Partial(NamedTuple):
-    """Elements of one rank whose gradient is only a part after backward. sequence: to be summed over all ranks, each of which
-    has seen its own tokens only; copies: over the ranks that have the same key/value head."""
+    """Holds the elements of one rank whose gradient is only a part after backward.
+
+    sequence: to be summed over all ranks, each of which has seen its own tokens only
+    copies: to be summed over the ranks that have the same key/value head
+    """
 
     sequence: int
     copies: int
 
 
 def partial_gradients(shape: ModelShape, t: int, sequence_parallel: bool = False) -> Partial:
-    """Of the whole model: with sequence parallelism norms, biases of row-parallel layers and learned positions; key/value heads
-    with copies. Raises ValueError as parameters does. Source: arXiv 2205.05198, section 4.2.2."""
+    """Returns the whole model's.
+
+    With SP these are norms, biases of row-parallel layers and learned positions; and always key/value heads with copies.
+    Raises ValueError as parameters does. Source: arXiv 2205.05198, section 4.2.2.
+    """
     each = parameters(shape, t)
     ends = [one for one in shape.embedding + shape.final_norm if one.cut == "whole"]
     whole = shape.layers * each.whole + parameters_of(ends)
@@ -211,8 +228,13 @@ def partial_gradients(shape: ModelShape, t: int, sequence_parallel: bool = False
 def finish(
     shape: ModelShape, t: int, sequence_parallel: bool = False, itemsize: int = 2, copies_rank: int = 0, rank: int = 0
 ) -> Calls:
-    """What sums the partial gradients, once a step: an all-reduce a group. itemsize: of a gradient's element; copies_rank:
-    this rank's place among those with the same key/value head. Raises ValueError as parameters does."""
+    """Counts what sums the partial gradients, once per step: an all-reduce per group.
+
+    itemsize: bytes of a gradient's element
+    copies_rank: this rank's place among those with the same key/value head
+
+    Raises ValueError as parameters does.
+    """
     sequence, copies = partial_gradients(shape, t, sequence_parallel)
     if shape.kv_heads == 1:  # all ranks have a copy: one group, and one message
         sequence, copies = sequence + copies, 0

@@ -1,6 +1,7 @@
 """Which of the small GPT's parts tensor parallelism cuts, and how."""
 
-from manyranks.parallel.tensor import Column, Masks, Positions, Row, Style, Vocabulary
+from manyranks.parallel.tensor import Masks, Positions, Style, Vocabulary
+from manyranks.parallel.tensor.families import in_layers
 from manyranks.training.config import GPTConfig
 
 
@@ -9,25 +10,18 @@ def styles(config: GPTConfig) -> dict[str, Style]:
 
     Routers and experts are whole: with sequence_parallel each rank has its own tokens there.
     """
-    shape = config.shape()
+    shape, layers = config.shape(), "layers.*"
+    mlp = () if shape.moe_layers == shape.layers else ("gate", "up", "down")[not shape.gated :]
+    has = ("query", "key", "value", "output", *mlp)
     return {
         "embedding": Positions(),
         "embedding.tokens": Vocabulary(),
-        "layers.*.attention.query": Column(heads=shape.heads),
-        "layers.*.attention.key": Column(heads=shape.kv_heads),
-        "layers.*.attention.value": Column(heads=shape.kv_heads),
-        "layers.*.attention.output": Row(heads=shape.heads),
-        **(_mlp(shape.gated) if shape.moe_layers < shape.layers else {}),
+        **in_layers(layers, has, shape.heads, shape.kv_heads),
         "head.projection": Vocabulary(),
-        "layers.*.attention.core.dropout": Masks(always=True),
-        "layers.*.dropout": Masks(),
+        f"{layers}.attention.core.dropout": Masks(always=True),
+        f"{layers}.dropout": Masks(),
         "embedding.dropout": Masks(),
     }
-
-
-def _mlp(gated: bool) -> dict[str, Style]:
-    columns = ("layers.*.mlp.gate", "layers.*.mlp.up") if gated else ("layers.*.mlp.up",)
-    return {**dict.fromkeys(columns, Column()), "layers.*.mlp.down": Row()}
 
 
 def styles_of(config: GPTConfig, part: str) -> dict[str, Style]:

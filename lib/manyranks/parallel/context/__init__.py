@@ -1,32 +1,42 @@
 """Context parallelism: the tokens of one sequence on many ranks, and attention across them.
 
-    layouts     which tokens a rank has
-    blockwise   attention block by block, and what merges two blocks' results
-    sight       which keys a query sees, and which tiles can be skipped
-    ring        keys and values go round, gradients behind them
-    gather      keys and values gathered at once
-    ulysses     heads exchanged for tokens
-    combined    Ulysses inside a ring
-    apply       a whole model from outside
+    ring       keys and values go round, gradients behind them; attention block by block,
+               and what merges two blocks' results
+    layouts    which tokens a rank has, which keys a query sees, which tiles are skipped
+    exchange   keys and values gathered at once; heads exchanged for tokens; and that inside
+               a ring
+    latent     keys and values travel compressed
+    states     linear attention, whose state is passed on
+    dynamic    as many ranks for a document as it needs
+    apply      a whole model from outside
+    checks     what is refused
 
 Source: Ring Attention, arXiv 2310.01889; DeepSpeed Ulysses, arXiv 2309.14509; Llama 3,
 arXiv 2407.21783, section 3.3.2.
 """
 
 from manyranks.parallel.context.apply import ATTENTION, ContextParallel
-from manyranks.parallel.context.blockwise import blockwise_attention, merge
-from manyranks.parallel.context.combined import ring_ulysses_attention
-from manyranks.parallel.context.gather import all_gather_attention
-from manyranks.parallel.context.layouts import LAYOUTS, positions, shard, unshard
-from manyranks.parallel.context.ring import ring_attention
-from manyranks.parallel.context.ulysses import ulysses_attention
+from manyranks.parallel.context.exchange import (
+    all_gather_attention,
+    blockwise_attention,
+    ring_ulysses_attention,
+    ulysses_attention,
+)
+from manyranks.parallel.context.latent import absorbed_attention, latent_attention
+from manyranks.parallel.context.layouts import LAYOUTS, Mask, positions, shard, unshard
+from manyranks.parallel.context.ring import merge, ring_attention
+from manyranks.parallel.context.states import linear_attention
 
 __all__ = [
     "ATTENTION",
     "LAYOUTS",
     "ContextParallel",
+    "Mask",
+    "absorbed_attention",
     "all_gather_attention",
     "blockwise_attention",
+    "latent_attention",
+    "linear_attention",
     "merge",
     "positions",
     "ring_attention",

@@ -21,11 +21,14 @@ from torch.nn import functional as F
 
 from manyranks.parallel.collectives.messages import members
 from manyranks.parallel.context import layouts
-from manyranks.parallel.context.blockwise import TILE
-from manyranks.parallel.context.combined import groups, ring_ulysses_attention
-from manyranks.parallel.context.gather import all_gather_attention
+from manyranks.parallel.context.checks import groups
+from manyranks.parallel.context.exchange import (
+    all_gather_attention,
+    ring_ulysses_attention,
+    ulysses_attention,
+)
+from manyranks.parallel.context.layouts import TILE, Mask
 from manyranks.parallel.context.ring import Group, ring_attention
-from manyranks.parallel.context.ulysses import ulysses_attention
 from manyranks.parallel.parts import Accumulating, check_mesh, matching, sum_gradients
 from manyranks.parallel.sharding import refuse_shards
 
@@ -39,13 +42,17 @@ _IGNORED = -100  # a target that does not count: F.cross_entropy's ignore_index
 
 
 class ContextParallel(Accumulating):
-    """A model whose attention reaches over the ranks of a group; the rest of it is local.
+    """Makes a model's attention reach over the ranks of a group; the rest of it is local.
 
     module: the same on every rank, called as module(tokens_BS, positions_S); it is changed
-    in place. cores: a pattern of the names of its modules that are called with q_BASD,
-    k_BGSD and v_BGSD: they are replaced. attention: "ring", "all-gather", "ulysses" or
-    "ring-ulysses"; the last with a mesh, of the group's ranks in their order. layout,
-    causal, tile: as in ring_attention.
+        in place
+    cores: a pattern of the names of its modules that are called with q_BASD, k_BGSD and
+        v_BGSD: they are replaced
+    group: the ranks that share a sequence, None for all
+    attention: "ring", "all-gather", "ulysses" or "ring-ulysses"
+    mesh: for "ring-ulysses", of the group's ranks in their order
+    layout, causal, tile, window: as Mask takes them; documents are given to forward
+
     Raises ValueError for unknown names, for cores that fit no module or have dropout, and
     for a mesh that is missing, not needed or of other ranks.
     """
@@ -60,6 +67,7 @@ class ContextParallel(Accumulating):
         mesh: DeviceMesh | None = None,
         causal: bool = True,
         tile: int = TILE,
+        window: int | None = None,
     ):
         super().__init__()
         refuse_shards(module.named_parameters(), "ContextParallel")
@@ -67,8 +75,9 @@ class ContextParallel(Accumulating):
         self.group, self.rank, self.ranks = group, everyone.place, len(everyone.ranks)
         self.layout, self.sharing = layout, _sharing(attention, mesh, group)
         layouts.multiple(layout, self.ranks, self.sharing)  # raises
-        how = {"mesh": mesh} if attention == "ring-ulysses" else {"group": group}
-        how |= {"layout": layout, "causal": causal, "tile": tile}
+        how = {"causal": causal, "layout": layout, "tile": tile, "window": window}
+        Mask(**how)  # raises
+        how["mesh" if mesh else "group"] = mesh or group
         self.attention = partial(ATTENTION[attention], **how)
         self.module = module
         self._documents_BT: Tensor | None = None
@@ -142,8 +151,8 @@ class _Core(nn.Module):
         super().__init__()
         self.attend = attend
 
-    def forward(self, q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
-        return self.attend(q_BASD, k_BGSD, v_BGSD)
+    def forward(self, *qkv: Tensor) -> Tensor:
+        return self.attend(*qkv)
 
 
 def _sharing(attention: str, mesh: DeviceMesh | None, group: Group) -> int:

@@ -1,15 +1,21 @@
 """Ring attention: queries stay at home, keys and values go round.
 
-    N ranks, each with S tokens   B batch   A query heads   G key/value heads   D head size
+A block of keys gives a query (o, lse): the output as if there were no other keys, and the
+logarithm of the sum of their exponentials. Two such pairs merge into the pair of both
+blocks. So blocks can come one after the other, from whatever rank has them.
 
-In N − 1 hops every rank's keys and values visit every other rank, as one message to the
-next rank; the next block is on its way while the queries look at this one. Backward, they
-go round again, and behind each block travels the gradient that it has collected.
+    N ranks   B batch   S a rank's tokens   T tokens of a block   D head size
+    A query heads   G key/value heads   R query heads of one key/value head, A/G
+    U is B·G   Q is R times a tile of queries   t a tile of keys
 
-Source: Liu et al., "Ring Attention with Blockwise Transformers", arXiv 2310.01889.
+Sources: Ring Attention, arXiv 2310.01889; online softmax, arXiv 1805.02867; the forward
+and the backward of a block, FlashAttention-2, arXiv 2307.08691, sections 2.3 and 3.1.
 """
 
+import math
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,63 +23,70 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyranks.parallel.collectives.messages import Members, members, wait
-from manyranks.parallel.context import blockwise
-from manyranks.parallel.context.blockwise import TILE, Found, Output, check, zeros_like
-from manyranks.parallel.context.layouts import positions
-from manyranks.parallel.context.sight import (
-    Keys,
-    Queries,
-    check_documents,
-    keys_of,
-    queries_of,
-)
+from manyranks.parallel.context.checks import fitting, not_autocast, zeros_like
+from manyranks.parallel.context.layouts import Keys, Mask, Queries, hidden, pairs
 
 Group = dist.ProcessGroup | None
 
 
 def ring_attention(
-    q_BASD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    group: Group = None,
-    causal: bool = True,
-    layout: str = "zigzag",
-    documents_BT: Tensor | None = None,
-    tile: int = TILE,
+    q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, group: Group = None, **mask
 ) -> Tensor:
-    """softmax(QKᵀ/√D + mask)V of a sequence of which each rank has S tokens: the own rows.
+    """Returns the own rows of softmax(QKᵀ/√D + mask)V, for a sequence cut over the ranks.
 
-    layout: which tokens these are, see layouts. documents_BT: of the whole sequence, the
-    same on every rank; a token sees its own document, a run of equal numbers, only. tile:
-    tokens; a pair of tiles of which nothing is visible is skipped. Saved for backward: q,
-    k, v, o and lse_BAS of the own tokens. A rank sends (N − 1)·2BGSD numbers, in backward
-    as many again and as many sums of gradients, these in 32 bits or more.
-    Raises ValueError, before any message, for shapes that do not fit each other, for a
-    sequence that does not suit the layout, and on a rank that the group has not.
+    q_BASD, k_BGSD, v_BGSD: of this rank's tokens
+    group: the ranks that share the sequence, None for all
+    mask: causal=, layout=, documents_BT=, window= and tile=, as Mask takes them
+
+    Saves for backward q, k, v, o and lse_BAS of the own tokens. A rank sends (N − 1)·2BGSD
+    numbers, in backward as many again and as many sums of gradients, in 32 bits or more;
+    less where a window or documents leave hops without use.
+    Raises ValueError, before any message, for shapes that don't fit each other, for a
+    sequence that doesn't suit the layout, and on a rank that isn't in the group.
     """
-    queries, keys = own_queries(
-        q_BASD, k_BGSD, v_BGSD, group, causal, layout, documents_BT, tile
-    )
-    return _Ring.apply(q_BASD, k_BGSD, v_BGSD, queries, keys, group)
+    everyone, look = members(group), Mask(**mask)
+    places = fitting(q_BASD, k_BGSD, v_BGSD, look, len(everyone.ranks))
+    queries = look.queries(places[everyone.place], q_BASD.device)
+    keys = [look.keys(places_CL, q_BASD.device) for places_CL in places]
+    ring = Ring(everyone, keys, look.stops(places))
+    return Attention.apply(q_BASD, k_BGSD, v_BGSD, queries, ring)
 
 
-class _Ring(torch.autograd.Function):
+def merge(
+    o: Tensor, lse: Tensor, other_o: Tensor, other_lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the output and the log-sum-exp of two sets of keys together.
+
+    o, other_o: [.., D]; any finite output for a set of which nothing is visible
+    lse, other_lse: [..]; −∞ for such a set
+
+    Only differences are exponentiated, so no score is too large.
+    """
+    number = torch.finfo(lse.dtype)  # its least and tiniest: −∞ − −∞ and 0/0 would be NaN
+    most = torch.maximum(lse, other_lse).clamp_min(number.min)
+    weight, other_weight = (lse - most).exp(), (other_lse - most).exp()
+    total = weight + other_weight
+    # Not exp(lse − the new lse), which is rounded: the shares must add up to 1.
+    share, other_share = (x / total.clamp_min(number.tiny) for x in (weight, other_weight))
+    return o * share[..., None] + other_o * other_share[..., None], most + total.log()
+
+
+class Attention(torch.autograd.Function):
+    """Attention of the own queries to keys and values that come block by block.
+
+    way: how they come, and how their gradients get home: a Ring, Gathered or Here
+    """
+
     @staticmethod
     def forward(
-        ctx,
-        q_BASD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSD: Tensor,
-        queries: Queries,
-        keys: list[Keys],
-        group: Group,
+        ctx, q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, queries: Queries, way
     ) -> Tensor:
         found = Found.nothing(q_BASD)
-        for source, kv_2BGSD in visits(torch.stack((k_BGSD, v_BGSD)), members(group)):
-            blockwise.attend(found, q_BASD, *kv_2BGSD, queries, keys[source])
+        for keys, (k_BGTD, v_BGTD) in way.visits(k_BGSD, v_BGSD):
+            attend(found, q_BASD, k_BGTD, v_BGTD, queries, keys)
         o_BASD = found.o_BASD.to(q_BASD.dtype)
         ctx.save_for_backward(q_BASD, k_BGSD, v_BGSD, o_BASD, found.lse_BAS)
-        ctx.queries, ctx.keys, ctx.group = queries, keys, group
+        ctx.queries, ctx.way = queries, way
         return o_BASD
 
     @staticmethod
@@ -81,86 +94,228 @@ class _Ring(torch.autograd.Function):
     def backward(ctx, do_BASD: Tensor) -> tuple:
         q_BASD, k_BGSD, v_BGSD, o_BASD, lse_BAS = ctx.saved_tensors
         output, dq_BASD = Output.of(o_BASD, lse_BAS, do_BASD), zeros_like(q_BASD)
-        collected = _Collected(members(ctx.group))
-        for source, kv_2BGSD in visits(torch.stack((k_BGSD, v_BGSD)), collected.everyone):
-            dkv_2BGSD = zeros_like(kv_2BGSD)
-            sight = ctx.queries, ctx.keys[source]
-            blockwise.attend_backward(dq_BASD, dkv_2BGSD, output, q_BASD, *kv_2BGSD, *sight)
-            collected.add(dkv_2BGSD)
-        dk_BGSD, dv_BGSD = collected.home().to(k_BGSD.dtype)
-        return dq_BASD.to(q_BASD.dtype), dk_BGSD, dv_BGSD, None, None, None
+        behind = ctx.way.behind()
+        for keys, (k_BGTD, v_BGTD) in ctx.way.visits(k_BGSD, v_BGSD):
+            dkv_2BGTD = behind.room(k_BGTD)
+            block = q_BASD, k_BGTD, v_BGTD, ctx.queries, keys
+            attend_backward(dq_BASD, dkv_2BGTD, output, *block)
+            behind.add(dkv_2BGTD)
+        dk_BGSD, dv_BGSD = behind.home().to(k_BGSD.dtype)
+        return dq_BASD.to(q_BASD.dtype), dk_BGSD, dv_BGSD, None, None
 
 
-def visits(own: Tensor, everyone: Members) -> Iterator[tuple[int, Tensor]]:
-    """Each rank's block, the own first, then that of the rank before, …; with its rank.
-
-    While the caller works on one, the next is on its way. A block is good until the next
-    one is asked for: its memory is used again. own is used up.
-    """
-    n, rank, spare = len(everyone.ranks), everyone.place, None
-    block = own.contiguous()  # torch.stack follows the strides of some inputs
-    for hop in range(n - 1):
-        coming = torch.empty_like(block) if spare is None else spare
-        works = everyone.post(block, (rank + 1) % n, coming, (rank - 1) % n)
-        yield (rank - hop) % n, block
-        wait(works)
-        block, spare = coming, block
-    yield (rank + 1) % n, block
+# How blocks go round
 
 
-class _Collected:
-    """Gradients of blocks, each of which travels behind its block and gains at every rank.
+class Ring(NamedTuple):
+    """Blocks go from rank to rank.
 
-    The first block is the own one: its part stays here, others' come home at the end.
+    everyone: the N ranks
+    keys: where the keys of each rank's block stand in the sequence
+    stops: how far from home a block is looked at: 0, 1, …, N − 1 ranks, without those at
+        which no rank sees anything of what it gets
     """
 
-    def __init__(self, everyone: Members):
-        self.everyone, self._works = everyone, []
+    everyone: Members
+    keys: list[Keys]
+    stops: list[int]
+
+    def visits(self, k_BGSD: Tensor, v_BGSD: Tensor) -> Iterator[tuple[Keys, Tensor]]:
+        """Yields the own block of keys and values, then those of other ranks."""
+        both = torch.stack((k_BGSD, v_BGSD))
+        return self.rounds(both.contiguous())  # stack may keep odd strides
+
+    def rounds(self, block: Tensor) -> Iterator[tuple[Keys, Tensor]]:
+        """Yields the own block, then that of the rank before, …, and where its keys stand.
+
+        While the caller works on a block, the next one is on its way. Then its memory is
+        used again.
+        """
+        rank, spare = self.everyone.place, None
+        for stop, following in pairwise(self.stops):
+            coming = torch.empty_like(block) if spare is None else spare
+            works = hop(block, coming, following - stop, self.everyone)
+            yield self.keys[rank - stop], block
+            wait(works)
+            block, spare = coming, block
+        yield self.keys[rank - self.stops[-1]], block
+
+    def behind(self) -> "Behind":
+        """Returns what the blocks' gradients travel in."""
+        ends = *self.stops[1:], len(self.keys)
+        return Behind(self.everyone, [b - a for a, b in pairwise(ends)])
+
+
+def hop(block: Tensor, coming: Tensor, ahead: int, everyone: Members) -> list[dist.Work]:
+    """Starts to send a block so many ranks ahead and to receive one from as far back."""
+    n, rank = len(everyone.ranks), everyone.place
+    return everyone.post(block, (rank + ahead) % n, coming, (rank - ahead) % n)
+
+
+class Behind:
+    """Gradients of blocks: each travels behind its block and gains at every stop.
+
+    everyone: the N ranks
+    hops: ranks from a stop to the next one, and from the last one home
+
+    The first block is the own one: its part stays here, the others' come home at the end.
+    """
+
+    def __init__(self, everyone: Members | None = None, hops: list[int] | None = None):
+        self.everyone, self.hops = everyone, hops
         self.own: Tensor | None = None
+        self.travelling: tuple[Tensor, ...] = ()  # what leaves, and what comes
+        self.works: list[dist.Work] = []
+        self.spare: list[Tensor] = []  # memory that's used again
+
+    def room(self, k_BGTD: Tensor) -> Tensor:
+        """Returns zeros, to which the gradients of the visiting block are added."""
+        return self.spare.pop().zero_() if self.spare else zeros_like(k_BGTD, 2)
 
     def add(self, part: Tensor) -> None:
-        """What this rank adds to the block that visits it now."""
+        """Sends on what others and this rank have found for the block that is here now."""
         if self.own is None:
             self.own = part
             return
-        if self._works:  # behind the second visitor comes what others have added to it
-            part += self._arrived()
-        n, rank = len(self.everyone.ranks), self.everyone.place
-        self._leaving, self._coming = part, torch.empty_like(part)
-        where = (rank + 1) % n, self._coming, (rank - 1) % n
-        self._works = self.everyone.post(self._leaving, *where)
+        self._add_arrived(part)  # what others have found, from the second visitor on
+        coming = self.spare.pop() if self.spare else torch.empty_like(part)
+        self.travelling = part, coming
+        self.works = hop(part, coming, self.hops.pop(0), self.everyone)
 
     def home(self) -> Tensor:
-        """The whole gradient of this rank's own block."""
-        if self._works:
-            self.own += self._arrived()
+        """Returns the whole gradient of this rank's own block."""
+        self._add_arrived(self.own)
+        self.spare.clear()
         return self.own
 
-    def _arrived(self) -> Tensor:
-        wait(self._works)
-        self._works = []  # they hold the tensors
-        arrived, self._leaving, self._coming = self._coming, None, None
-        return arrived
+    def _add_arrived(self, part: Tensor) -> None:
+        if self.travelling:
+            wait(self.works)
+            part += self.travelling[1]
+            self.spare += self.travelling
+            self.works, self.travelling = [], ()
 
 
-def own_queries(
+# One block, tile by tile: the scores of all its tokens never exist at the same time
+
+
+class Found(NamedTuple):
+    """What queries have found in the keys so far. Where one has seen none, lse is −∞."""
+
+    o_BASD: Tensor
+    lse_BAS: Tensor
+
+    @classmethod
+    def nothing(cls, q_BASD: Tensor) -> "Found":
+        o_BASD = zeros_like(q_BASD)
+        return cls(o_BASD, torch.full_like(o_BASD[..., 0], -math.inf))
+
+
+class Output(NamedTuple):
+    """What backward needs of the finished output: delta is the sum of do · o over D."""
+
+    do_BASD: Tensor
+    lse_BAS: Tensor
+    delta_BAS: Tensor
+
+    @classmethod
+    def of(cls, o_BASD: Tensor, lse_BAS: Tensor, do_BASD: Tensor) -> "Output":
+        delta_BAS = (do_BASD.to(lse_BAS.dtype) * o_BASD).sum(-1)
+        return cls(do_BASD, lse_BAS, delta_BAS)
+
+
+@not_autocast
+def attend(
+    found: Found,
     q_BASD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    group: Group,
-    causal: bool,
-    layout: str,
-    documents_BT: Tensor | None,
-    tile: int,
-) -> tuple[Queries, list[Keys]]:
-    """What this rank's queries see, and where each rank's keys stand.
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    queries: Queries,
+    keys: Keys,
+) -> None:
+    """Merges into `found` what the queries find in these keys."""
+    groups = k_BGTD.shape[1]
+    q_URSD, o_URSD, lse_URS = (_by_group(x, groups) for x in (q_BASD, *found))
+    k_UTD, v_UTD = k_BGTD.flatten(0, 1), v_BGTD.flatten(0, 1)
+    for rows, tiles in pairs(queries, keys):
+        q_UQD = _scaled(q_URSD[:, :, rows], lse_URS.dtype)
+        o_UQD, lse_UQ = o_URSD[:, :, rows].flatten(1, 2), lse_URS[:, :, rows].flatten(1, 2)
+        for seen in tiles:
+            k_UtD, v_UtD = (x[:, seen.columns].to(o_UQD.dtype) for x in (k_UTD, v_UTD))
+            hidden_BST = hidden(queries, keys, rows, seen)
+            o_UQD, lse_UQ = merge(o_UQD, lse_UQ, *_tile(q_UQD, k_UtD, v_UtD, hidden_BST))
+        o_URSD[:, :, rows] = o_UQD.unflatten(1, (-1, rows.stop - rows.start))
+        lse_URS[:, :, rows] = lse_UQ.unflatten(1, (-1, rows.stop - rows.start))
 
-    Raises ValueError as ring_attention does.
+
+def _tile(
+    q_UQD: Tensor, k_UtD: Tensor, v_UtD: Tensor, hidden_BST: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of a pair of tiles."""
+    scores_UQt = _scores(q_UQD, k_UtD, hidden_BST)
+    number = torch.finfo(scores_UQt.dtype)
+    most_UQ1 = scores_UQt.amax(-1, keepdim=True).clamp_min_(number.min)  # was −∞: sees none
+    weights_UQt = scores_UQt.sub_(most_UQ1).exp_()
+    sum_UQ1 = weights_UQt.sum(-1, keepdim=True)
+    o_UQD = torch.bmm(weights_UQt, v_UtD).div_(sum_UQ1.clamp_min(number.tiny))
+    return o_UQD, (most_UQ1 + sum_UQ1.log()).squeeze(-1)
+
+
+@not_autocast
+def attend_backward(
+    dq_BASD: Tensor,
+    dkv_2BGTD: Tensor,
+    output: Output,
+    q_BASD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    queries: Queries,
+    keys: Keys,
+) -> None:
+    """Adds to the gradients what these queries and these keys do to each other.
+
+    The scores are computed again; exp(score − lse) is a key's share of the whole sequence's
+    softmax, so that blocks need nothing of each other.
     """
-    check(q_BASD, k_BGSD, v_BGSD, tile)
-    everyone = members(group)
-    n, seq = len(everyone.ranks), q_BASD.shape[2] * len(everyone.ranks)
-    check_documents(documents_BT, q_BASD.shape[0], seq)
-    places = positions(layout, seq, n)
-    queries = queries_of(places[everyone.place], tile, causal, documents_BT, q_BASD.device)
-    return queries, [keys_of(places_CL, tile, q_BASD.device) for places_CL in places]
+    groups = k_BGTD.shape[1]
+    q_URSD, dq_URSD, do_URSD, lse_URS, delta_URS = (
+        _by_group(x, groups) for x in (q_BASD, dq_BASD, *output)
+    )
+    k_UTD, v_UTD = k_BGTD.flatten(0, 1), v_BGTD.flatten(0, 1)
+    dk_UTD, dv_UTD = (x.flatten(0, 1) for x in dkv_2BGTD)
+    scale, kind = q_BASD.shape[-1] ** -0.5, lse_URS.dtype
+    for rows, tiles in pairs(queries, keys):
+        q_UQD = _scaled(q_URSD[:, :, rows], kind)
+        do_UQD = do_URSD[:, :, rows].flatten(1, 2).to(kind)
+        lse_UQ1, delta_UQ1 = (
+            x[:, :, rows].flatten(1)[..., None] for x in (lse_URS, delta_URS)
+        )
+        dq_UQD = torch.zeros_like(q_UQD)
+        for seen in tiles:
+            k_UtD, v_UtD = (x[:, seen.columns].to(kind) for x in (k_UTD, v_UTD))
+            weights_UQt = _scores(q_UQD, k_UtD, hidden(queries, keys, rows, seen))
+            weights_UQt.sub_(lse_UQ1).exp_()
+            dv_UTD[:, seen.columns].baddbmm_(weights_UQt.mT, do_UQD)
+            dscores_UQt = torch.bmm(do_UQD, v_UtD.mT).sub_(delta_UQ1).mul_(weights_UQt)
+            dq_UQD.baddbmm_(dscores_UQt, k_UtD)
+            dk_UTD[:, seen.columns].baddbmm_(dscores_UQt.mT, q_UQD)  # q is scaled
+            del weights_UQt, dscores_UQt  # before the next pair of tiles has its own
+        dq_URSD[:, :, rows] += dq_UQD.mul_(scale).unflatten(1, (-1, rows.stop - rows.start))
+
+
+def _scores(q_UQD: Tensor, k_UtD: Tensor, hidden_BST: Tensor | None) -> Tensor:
+    scores_UQt = torch.bmm(q_UQD, k_UtD.mT)
+    if hidden_BST is not None:
+        batch, seq, keys = hidden_BST.shape  # one mask for all heads of a sequence
+        scores_UQt.view(batch, -1, seq, keys).masked_fill_(hidden_BST[:, None], -math.inf)
+    return scores_UQt
+
+
+def _scaled(q_URSD: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows of all heads of a group, divided by √D."""
+    return q_URSD.flatten(1, 2).to(dtype) * q_URSD.shape[-1] ** -0.5
+
+
+def _by_group(x_BAS: Tensor, groups: int) -> Tensor:
+    """[B, A, S, …] as [U, R, S, …], the heads of each key/value head together."""
+    return x_BAS.unflatten(1, (groups, -1)).flatten(0, 1)

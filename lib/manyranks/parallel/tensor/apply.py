@@ -58,25 +58,35 @@ def parallelize(
     mesh: DeviceMesh | None,
     styles: Mapping[str, Style],
     axis: str = "tp",
+    example: checks.Example | None = None,
     **how: bool,
 ) -> "TensorParallel":
     """Cuts the model's parts over the ranks of the mesh's axis, in place.
 
     model: the same on every rank. mesh: None for all ranks in one row. styles: by patterns
     of the modules' names. how: sequence_parallel, regather, overlap: see layers.How.
+    example: what the model is called with, a tensor, several, or a dict of names, for a
+    comparison: without dropout, forward and gradients are the same before the cut and after
+    it, or that's an error. A count of heads, such as num_heads, is divided by t if need be;
+    a model that has one needs an example, or False. With sequence_parallel, tensors of
+    floating-point numbers in it are cut along dim 1.
     A module whose attribute `project(x, *linears)` says how it calls linear layers that
     read the same input gets column_parallel there, so that these share one communication.
     Raises ValueError for an axis that the mesh has not, a pattern that fits no module or
     one of another kind, sizes that t does not divide, a tied parameter that is cut in one
-    place only or in two ways, and on a rank that the mesh has not.
+    place only or in two ways, on a rank that the mesh has not, and where the cut model
+    differs from the whole one on the example.
     """
-    how = How(_group(mesh, axis), **how).check()
-    cut = _Cutter(model, how)
+    how = How(group_of(mesh, axis), **how).check()
+    whole = checks.Whole(model, example, how.group)
+    cutter = _Cutter(model, how)
     for pattern, style in styles.items():
         for name, module in matching(model, pattern):
-            cut.apply(name, module, style)
-    cut.check_tied()
-    return TensorParallel(model, how, cut.cuts, cut.vocabulary)
+            cutter.apply(name, module, style)
+    cutter.check_tied()
+    cut = TensorParallel(model, how, cutter.cuts, cutter.vocabulary)
+    whole.check(cut)
+    return cut
 
 
 class TensorParallel(Accumulating):
@@ -93,15 +103,14 @@ class TensorParallel(Accumulating):
         self.module, self.how, self.group = module, how, how.group
         self.cuts, self.vocabulary = cuts, vocabulary
         self._copies = _copies(cuts, how.group)
-        self._in_part: set[str] = set()  # whole parameters on this rank's features only
-        self._frozen: set[str] | None = None  # in that pass: its graph has not shown them
         self._looks: dict[nn.Module, RemovableHandle] = {}
+        self.watch()
         if size(how.group) == 1:
             return
         cut = [p for name, p in module.named_parameters() if name in cuts]
         clipping.refuse_alone(cut, "the TensorParallel model's own clip_grad_norm_")
-        if not how.sequence_parallel:
-            self._looks = {m: m.register_forward_hook(self._look) for m in self._holders()}
+        if vocabulary is not None:
+            checks.refuse_whole_logits(module)
 
     def __deepcopy__(self, memo: dict) -> "TensorParallel":
         other = TensorParallel.__new__(TensorParallel)
@@ -112,6 +121,16 @@ class TensorParallel(Accumulating):
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         return self.module(*inputs, **named)
+
+    def watch(self) -> None:
+        """Waits for the first forward pass, which shows whose gradients are parts."""
+        for handle in self._looks.values():
+            handle.remove()
+        self._in_part: set[str] = set()  # whole parameters on this rank's features only
+        self._frozen: set[str] | None = None  # in that pass: its graph has not shown them
+        looks = size(self.group) > 1 and not self.how.sequence_parallel
+        modules = self._holders() if looks else ()
+        self._looks = {m: m.register_forward_hook(self._look) for m in modules}
 
     def loss(self, logits_BSW: Tensor, targets_BS: Tensor, **options) -> Tensor:
         """vocab_parallel_cross_entropy of what forward gave: W is this rank's ⌈V/t⌉.
@@ -254,6 +273,8 @@ class _Cutter:
             setattr(part, which, self._tied(getattr(module, which), parameter, cut, name))
             if cut is not None:
                 self.cuts[f"{name}.{which}"] = cut
+        heads = getattr(style, "heads", None)
+        part.heads = heads if isinstance(heads, tuple) else (heads,) if heads else ()
         setattr(parent, own, part)
         own_way = isinstance(style, Column) and not style.entered
         if own_way and hasattr(parent, "project"):
@@ -264,6 +285,8 @@ class _Cutter:
     ) -> nn.Parameter:
         """What stands for the whole parameter: this part, or that of another module."""
         made, before = self._made.setdefault(whole, (part, cut))
+        if made is not whole:
+            checks.refuse_steps(whole, name)
         if cut != before:
             raise ValueError(
                 f"{name} has a parameter that another module has, too, which is cut in "
@@ -297,7 +320,8 @@ class _EnteredColumn(ColumnParallelLinear):
         return F.linear(x, self.weight, self.bias)
 
 
-def _group(mesh: DeviceMesh | None, axis: str) -> Group:
+def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
+    """The ranks of the mesh's axis. Raises ValueError where there is none, or on others."""
     if mesh is None:
         return None
     if axis not in (names := mesh.mesh_dim_names or ()):

@@ -9,18 +9,33 @@ graph that autograd keeps of the forward pass shows it:
     whole                 own                               whole
 """
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.utils import parametrize
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from manyranks.parallel.parts import Conjugate
 from manyranks.parallel.tensor import layers
-from manyranks.parallel.tensor.cuts import Masks, Style, Vocabulary
+from manyranks.parallel.tensor.cuts import (
+    Cut,
+    Group,
+    Masks,
+    Style,
+    Vocabulary,
+    own_part,
+    padded,
+    rank,
+    size,
+)
 
 # In the table
 
@@ -124,3 +139,289 @@ def _inputs_first(roots: Iterable[Node]) -> Iterator[Node]:
         else:
             begun.add(node)
             waiting += [node, *(other for other in _inputs(node) if other not in done)]
+
+
+# When it is used
+
+
+def refuse_steps(parameter: nn.Parameter, name: str) -> None:
+    """From now on an optimizer that would step it raises ValueError.
+
+    The mark is the tensor's own, and goes with it.
+    """
+    parameter.was_cut = name
+
+
+def _refuse_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if name := getattr(parameter, "was_cut", ""):
+            raise ValueError(
+                f"{type(optimizer).__name__} was made before {name} was cut, and would "
+                "step what no model has any more: make it after parallelize"
+            )
+
+
+register_optimizer_step_pre_hook(_refuse_step)
+
+
+def refuse_whole_logits(module: nn.Module) -> None:
+    """From now on the module, with a part of the logits, may not do what needs all."""
+    if hasattr(module, "generate"):
+        module.generate = _no_generate
+    module.register_forward_pre_hook(_refuse_labels, with_kwargs=True)
+
+
+def _no_generate(*_, **__) -> None:
+    raise ValueError(
+        "generate() while the vocabulary is cut: each rank would choose among its own "
+        "tokens; leave the head out of the table, or give a whole model full_state_dict()"
+    )
+
+
+def _refuse_labels(module: nn.Module, inputs: tuple, named: dict[str, Any]) -> None:
+    if named.get("labels") is not None:
+        raise ValueError(
+            "labels= while the vocabulary is cut: the model's own loss would be of this "
+            "rank's logits; give what it returns without them, and the next tokens, to the "
+            "TensorParallel model's loss(logits, targets)"
+        )
+
+
+# Against the whole model
+
+_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_key_value_heads")
+Example = Mapping[str, Any] | Sequence[Any] | Tensor | bool
+
+
+class Whole:
+    """What a model gives and learns before it is cut, to be compared with afterwards.
+
+    example: what it is called with; None, or for sure False, for no comparison. There is
+    none on one rank either, nor of parameters without numbers. Dropout is off. Nothing
+    stays changed.
+    """
+
+    def __init__(self, model: nn.Module, example: Example | None, group: Group):
+        alone = size(group) == 1 or any(p.is_meta for p in model.parameters())
+        self.asks = example is None and not alone
+        self.group, self.example = group, None if alone or example is False else example
+        if self.example is not None:
+            self._before = _seen(model, partial(self._call, model), _directions)
+
+    def check(self, cut: Any) -> None:
+        """Compares with a TensorParallel model.
+
+        A count of heads, such as num_heads, is divided by t where that makes them equal.
+        Raises ValueError on all ranks where it differs.
+        """
+        if self.example is None:
+            if self.asks and (found := next(_counts(cut.module), None)):
+                module, name, heads = found
+                raise ValueError(
+                    f"{type(module).__name__}.{name}={heads} counts heads that are cut: "
+                    "give example=, what the model is called with, so that it is compared "
+                    "with the whole one; or example=False where this is no matter"
+                )
+            return
+        if not (said := self._differs(cut)):
+            return
+        counts = list(_counts(cut.module))
+        for module, name, heads in counts:
+            setattr(module, name, max(1, heads // size(self.group)))
+        if counts and not self._differs(cut):
+            return
+        for module, name, heads in counts:
+            setattr(module, name, heads)
+        raise ValueError(said)
+
+    def _call(self, model: nn.Module, own: Callable[[Any], Any] = lambda x: x) -> Any:
+        if isinstance(self.example, Mapping):
+            return model(**{name: own(value) for name, value in self.example.items()})
+        several = [self.example] if isinstance(self.example, Tensor) else self.example
+        return model(*map(own, several))
+
+    def _differs(self, cut: Any) -> str:
+        """What does, and what to do, the same on all ranks; empty where nothing does."""
+        group = self.group
+
+        def own(x: Any) -> Any:
+            shares = cut.how.sequence_parallel and isinstance(x, Tensor) and x.dim() > 1
+            return own_part(x, group) if shares and x.is_floating_point() else x
+
+        def directions(results: list[Tensor]) -> list[Tensor]:
+            pairs = zip(_directions(self._before.results), results, strict=True)
+            parts = [(_part(whole, y, group), y) for whole, y in pairs]
+            return [torch.zeros_like(y) if d is None else d for d, y in parts]
+
+        try:
+            run = partial(self._call, cut, own)
+            after = _seen(cut.module, run, directions, cut.finish)
+            said = _compared(cut, self._before, after)
+        except (ArithmeticError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            said = f"the model fails once it is cut: {error}; {_hint(cut.module)}"
+        cut.watch()
+        everyone = [""] * size(group)
+        dist.all_gather_object(everyone, said, group)
+        return next(filter(None, everyone), "")
+
+
+class _Seen(NamedTuple):
+    """outputs: by modules, in the order in which they end; of each the first."""
+
+    results: list[Tensor]
+    outputs: dict[str, Tensor]
+    grads: dict[str, Tensor]
+
+
+def _seen(
+    model: nn.Module,
+    call: Callable[[], Any],
+    directions: Callable[[list[Tensor]], list[Tensor]],
+    finish: Callable[[], None] = lambda: None,
+) -> _Seen:
+    """Runs the model forward, and backward from gradients of the results."""
+    outputs: dict[str, Tensor] = {}
+
+    def note(name: str, module: nn.Module, inputs: tuple, result: Any) -> None:
+        for y in _numbers(result)[:1]:
+            outputs.setdefault(name, y.detach().clone())
+
+    with _as_it_was(model), ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_hook(partial(note, name)).remove)
+        results = _numbers(call())
+        pairs = zip(results, directions(results), strict=True)
+        if learn := [pair for pair in pairs if pair[0].requires_grad]:
+            torch.autograd.backward(*zip(*learn, strict=True))
+            finish()
+        named = model.named_parameters()
+        grads = {name: p.grad for name, p in named if p.grad is not None}
+    return _Seen([y.detach() for y in results], outputs, grads)
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is without dropout and gradients; after it, as it was."""
+    modules = [(module, module.training) for module in model.modules()]
+    grads = [(p, p.grad) for p in model.parameters()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module, _ in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    devices = {p.device for p, _ in grads if p.device.type == "cuda"}
+    with torch.random.fork_rng(list(devices)), torch.enable_grad():
+        try:
+            model.eval()
+            for parameter, _ in grads:
+                parameter.grad = None
+            yield
+        finally:
+            for module, training in modules:
+                module.training = training
+            for parameter, grad in grads:
+                parameter.grad = grad
+            for module, name, buffer, before in buffers:
+                module._buffers[name] = buffer
+                buffer.data.copy_(before)
+
+
+def _numbers(result: Any) -> list[Tensor]:
+    tensors = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+    return [x for x in tensors if x.is_floating_point()]
+
+
+def _directions(results: list[Tensor]) -> list[Tensor]:
+    """Gradients of the results, the same each time."""
+    random = torch.Generator().manual_seed(0)
+    return [torch.randn(y.shape, generator=random).to(y) for y in results]
+
+
+def _part(whole: Tensor, y: Tensor, group: Group, cut: Cut | None = None) -> Tensor | None:
+    """What y ought to be on this rank: by its shape all, or tokens, or features of it.
+
+    cut: of the features, None for a vocabulary's. None where that gives another shape.
+    """
+    if whole.dim() == y.dim() > 0:
+        if whole.dim() > 1 and whole.shape[1] == size(group) * y.shape[1]:
+            whole = own_part(whole, group)
+        if whole.shape[-1] != y.shape[-1]:
+            cut = cut or padded(whole.shape[-1], size(group), rank(group))
+            whole = cut._replace(dim=whole.dim() - 1).own(whole)
+    return whole if whole.shape == y.shape else None
+
+
+def _compared(cut: Any, before: _Seen, after: _Seen) -> str:
+    """What differs by more than rounding; of outputs, the first module where it shows."""
+    pairs = zip(before.results, after.results, strict=True)
+    if _off([(_part(x, y, cut.group), y) for x, y in pairs]):
+        for name, x in before.outputs.items():
+            own, y = cut.cuts.get(f"{name}.weight"), after.outputs.get(name, x)
+            x = _part(x, y, cut.group, own if own and own.dim == 0 else None)
+            if x is not None and _off([(x, y)]):
+                inside = cut.module.get_submodule(name.rpartition(".")[0])
+                return f"{name} gives something else than it did; {_hint(inside)}"
+        return f"the model gives something else than it did; {_hint(cut.module)}"
+    grads = {}
+    for name, p in cut.module.named_parameters():
+        if name in before.grads or name in after.grads:  # to have none is to have zeros
+            x = before.grads.get(name)
+            part = cut.cuts[name].own if x is not None and name in cut.cuts else lambda x: x
+            x = torch.zeros_like(p) if x is None else part(x)
+            grads[name] = x, after.grads.get(name, torch.zeros_like(p))
+    if wrong := _off(list(grads.values())):
+        return (
+            f"the gradient of {list(grads)[wrong[0]]} is a part of the whole model's that "
+            "nobody adds up: enter what it works on by copy_in, or leave layers around it "
+            "whole"
+        )
+    return ""
+
+
+def _off(pairs: list[tuple[Tensor | None, Tensor]]) -> list[int]:
+    """Which pairs differ by more than rounding, of small ones by the largest one's.
+
+    That is half of the digits, for there are many layers, and norms compute in 32 bits.
+    """
+    norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
+    most, off = max((norm(x) for x, _ in pairs if x is not None), default=0), []
+    for k, (x, y) in enumerate(pairs):
+        digit = max(torch.finfo(y.dtype).eps, torch.finfo(torch.float32).eps)
+        if x is None or not norm(x - y) <= 4 * digit**0.5 * max(norm(x), most / 32):
+            off.append(k)
+    return off
+
+
+def _counts(module: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
+    """Modules with a count of the heads that a layer of theirs has had."""
+    for parent in module.modules():
+        heads = {count for child in _columns(parent) for count in child.heads}
+        for name in _COUNTS:
+            if vars(parent).get(name) in heads:
+                yield parent, name, vars(parent)[name]
+
+
+def _hint(module: nn.Module) -> str:
+    """What in this module may count the whole, and what to do."""
+    found = []
+    for parent, name, heads in _counts(module):
+        found.append(
+            f"{type(parent).__name__}.{name}={heads} counts whole heads: divide by t"
+        )
+    for parent in module.modules():
+        rows = [c for c in parent.children() if isinstance(c, layers.RowParallelLinear)]
+        for column in _columns(parent):
+            several = {len(column.weight) / row.weight.shape[1] for row in rows}
+            found += [
+                f"a layer makes {many:.0f} times what the next one takes: if these are "
+                f"parts end to end, give it Column(parts={many:.0f})"
+                for many in several
+                if many > 1 and many == int(many)
+            ]
+    general = "what counts heads or features must count this rank's"
+    return "; ".join(dict.fromkeys(found)) or general
+
+
+def _columns(parent: nn.Module) -> list[layers.ColumnParallelLinear]:
+    return [c for c in parent.children() if isinstance(c, layers.ColumnParallelLinear)]

@@ -4,7 +4,7 @@ styles = {"embedding.tokens": Vocabulary(), "layers.*.mlp.up": Column(), …}
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -196,7 +196,11 @@ class Column:
 
     heads: int | tuple[int, ...] | None = None
     parts: int = 1
-    entered: bool = field(default=False, repr=False)
+    entered: bool = False
+
+    def __repr__(self) -> str:
+        parts = f", parts={self.parts}" if self.parts > 1 else ""
+        return f"Column(heads={self.heads}{parts})"
 
     def cut(self, features: int, t: int, place: int, what: str) -> Cut:
         """Raises ValueError for sizes that do not go together."""

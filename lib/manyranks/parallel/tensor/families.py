@@ -1,22 +1,79 @@
-"""Models of transformers: the table is made for those whose layers have Llama's names.
+"""Which layers of which models are cut, and how: the one table of their names.
 
     model = parallelize_transformers(LlamaForCausalLM(config), mesh)
 
 Routers, experts and norms are whole on every rank.
 """
 
+import copy
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyranks.parallel.tensor.apply import TensorParallel, parallelize
+from manyranks.parallel.tensor import checks
+from manyranks.parallel.tensor.apply import TensorParallel, group_of, parallelize
 from manyranks.parallel.tensor.cuts import Column, Group, Row, Style, Vocabulary, size
-from manyranks.parallel.tensor.gpt2 import parallelize_gpt2
 from manyranks.parallel.tensor.layers import gather_in
 
+# By where a model has its layers: what in them makes queries, keys and so on. No model has
+# all of them; one layer may make several, end to end.
+LAYERS = {
+    "model.layers.*": {
+        "query": "self_attn.q_proj",
+        "key": "self_attn.k_proj",
+        "value": "self_attn.v_proj",
+        "query, key, value": "self_attn.qkv_proj",
+        "output": "self_attn.o_proj",
+        "gate": "mlp.gate_proj",
+        "up": "mlp.up_proj",
+        "gate, up": "mlp.gate_up_proj",
+        "down": "mlp.down_proj",
+    },
+    "transformer.h.*": {
+        "query, key, value": "attn.c_attn",
+        "output": "attn.c_proj",
+        "up": "mlp.c_fc",
+        "down": "mlp.c_proj",
+    },
+    "layers.*": {  # the course's own
+        "query": "attention.query",
+        "key": "attention.key",
+        "value": "attention.value",
+        "output": "attention.output",
+        "gate": "mlp.gate",
+        "up": "mlp.up",
+        "down": "mlp.down",
+    },
+}
 LIKE_LLAMA = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text")
+LIKE_LLAMA += ("phi3", "glm4")
+
+
+def in_layers(
+    layers: str, has: Collection[str], heads: int, kv_heads: int, entered: bool = False
+) -> dict[str, Style]:
+    """Makes the table of a model's layers. layers, and words of has: as in LAYERS.
+
+    entered: whether attention and MLP gather their input, and not the layers in them.
+    """
+    query, key = (Column(count, entered=entered) for count in (heads, kv_heads))
+    up, gate_up = (Column(parts=parts, entered=entered) for parts in (1, 2))
+    fused = Column((heads, kv_heads, kv_heads), entered=entered)
+    styles = {"query": query, "key": key, "value": key, "query, key, value": fused}
+    styles |= {
+        "output": Row(heads),
+        "gate": up,
+        "up": up,
+        "gate, up": gate_up,
+        "down": Row(),
+    }
+    return {
+        f"{layers}.{n}": styles[what] for what, n in LAYERS[layers].items() if what in has
+    }
 
 
 def parallelize_transformers(
@@ -24,15 +81,18 @@ def parallelize_transformers(
     mesh: DeviceMesh | None,
     axis: str = "tp",
     sequence_parallel: bool = False,
+    example: bool | Mapping[str, Any] = True,
 ) -> TensorParallel:
     """As parallelize, with the table for a causal language model of transformers.
 
     Where t exceeds the key/value heads, each rank has one, and a copy of it is on others.
-    GPT-2's layers become nn.Linear first: see gpt2.with_linear.
+    GPT-2's layers become nn.Linear first: see with_linear.
     sequence_parallel: between attention and MLP each rank has S/t tokens. It's for dense
     models without windows whose attention is "sdpa", called without an attention mask.
+    example: what the model is called with before it's cut and after, as in parallelize;
+    True for a few tokens, False for none. It takes a forward and a backward pass of each.
     Raises ValueError as parallelize does, for a model_type that is neither in LIKE_LLAMA
-    nor gpt2, and for a model that sequence_parallel is not for.
+    nor gpt2, for dropout in attention, and for a model that sequence_parallel is not for.
     """
     config = getattr(model, "config", None)
     if (kind := getattr(config, "model_type", None)) not in (*LIKE_LLAMA, "gpt2"):
@@ -40,51 +100,43 @@ def parallelize_transformers(
             f"model_type={kind!r}: there are tables for {', '.join(LIKE_LLAMA)} and gpt2; "
             "write one for another model, and give it to parallelize"
         )
+    _check(model)
+    group = group_of(mesh, axis)
     if kind == "gpt2":
-        if sequence_parallel:
-            raise ValueError(
-                "sequence_parallel=True: GPT-2 adds positions of all tokens to its "
-                "embedding's; leave it out"
-            )
-        return parallelize_gpt2(model, mesh, axis)
+        with_linear(model)
     table = styles_of(model, entered=sequence_parallel)
     if sequence_parallel and (why := _why_not(model, table)):
         raise ValueError(f"sequence_parallel=True: {why}; leave it out")
-    cut = parallelize(model, mesh, table, axis, sequence_parallel=sequence_parallel)
-    query, key = config.num_attention_heads, config.num_key_value_heads
-    t = size(cut.group)
-    for name, module in model.named_modules():
-        if hasattr(module, "num_key_value_groups"):
-            module.num_key_value_groups = query // t // max(1, key // t)
-        if not sequence_parallel or t == 1:
-            continue
-        if name.endswith((".self_attn", ".mlp")):
-            module.register_forward_pre_hook(_gathers(cut.group), with_kwargs=True)
-        if name.endswith(".rotary_emb"):
-            module.register_forward_pre_hook(_whole(cut.group), with_kwargs=True)
+    if example is True:
+        tokens = torch.arange(
+            3, 3 + 8 * size(group), device=next(model.parameters()).device
+        )
+        example = {"input_ids": tokens[None] % config.vocab_size, "use_cache": False}
+    whole = checks.Whole(model, example, group)
+    cut = parallelize(model, mesh, table, axis, False, sequence_parallel=sequence_parallel)
+    for name, module in model.named_modules() if size(group) > 1 else ():
+        _count_own_heads(module, config, size(group))
+        if sequence_parallel and name.endswith((".self_attn", ".mlp")):
+            module.register_forward_pre_hook(_gathers(group), with_kwargs=True)
+        if sequence_parallel and name.endswith(".rotary_emb"):
+            module.register_forward_pre_hook(_whole(group), with_kwargs=True)
+    whole.check(cut)
     return cut
 
 
 def styles_of(model: nn.Module, entered: bool = False) -> dict[str, Style]:
-    """The table, by names of its layers. An embedding with a padding row stays whole.
+    """Makes the table of a whole model. An embedding with a padding row stays whole.
 
-    entered: whether attention and MLP gather their input, and not the layers in them.
+    entered: as in in_layers.
     """
-    query, key = model.config.num_attention_heads, model.config.num_key_value_heads
-    in_layer: dict[str, Style] = {
-        "self_attn.q_proj": Column(query, entered=entered),
-        "self_attn.k_proj": Column(key, entered=entered),
-        "self_attn.v_proj": Column(key, entered=entered),
-        "self_attn.o_proj": Row(heads=query),
-    }
-    if any(name.endswith(".mlp.gate_proj") for name, _ in model.named_modules()):
-        names = ("mlp.gate_proj", "mlp.up_proj")
-        in_layer |= dict.fromkeys(names, Column(entered=entered))
-        in_layer["mlp.down_proj"] = Row()
-    table = {f"model.layers.*.{name}": style for name, style in in_layer.items()}
+    config, names = model.config, {module: name for name, module in model.named_modules()}
+    layers = next(where for where in LAYERS if any(map(_in(where), names.values())))
+    found = {_in(layers)(name) for name in names.values()}
+    has = [what for what, name in LAYERS[layers].items() if name in found]
+    key = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    table = in_layers(layers, has, config.num_attention_heads, key, entered)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     plain = type(embedding) is nn.Embedding and embedding.padding_idx is None
-    names = {module: name for name, module in model.named_modules()}
     if plain:
         table[names[embedding]] = Vocabulary()
     if plain or head.weight is not embedding.weight:
@@ -92,10 +144,65 @@ def styles_of(model: nn.Module, entered: bool = False) -> dict[str, Style]:
     return table
 
 
+def _in(layers: str) -> Callable[[str], str]:
+    """Says what a module's name is in its layer; empty for one that's in none."""
+    pattern = re.compile(re.escape(layers).replace(r"\*", r"\d+") + r"\.(.+)")
+    return lambda name: found[1] if (found := pattern.fullmatch(name)) else ""
+
+
+def with_linear(model: nn.Module) -> nn.Module:
+    """Puts nn.Linear layers that compute the same in place of Conv1D; returns the model.
+
+    Its weight is transposed. Make the optimizer afterwards.
+    """
+    named = [(n, m) for n, m in model.named_modules() if type(m).__name__ == "Conv1D"]
+    for name, layer in named:
+        above, _, own = name.rpartition(".")
+        made = nn.Linear(*layer.weight.shape, device="meta")
+        for which, tensor in (("weight", layer.weight.T), ("bias", layer.bias)):
+            copied = tensor.detach().clone(memory_format=torch.contiguous_format)
+            setattr(made, which, nn.Parameter(copied, layer.weight.requires_grad))
+            checks.refuse_steps(getattr(layer, which), f"{name}.{which}")
+        setattr(model.get_submodule(above), own, made)
+    return model
+
+
+def _check(model: nn.Module) -> None:
+    config = model.config
+    if model.get_output_embeddings() is None:
+        raise ValueError(
+            f"{type(model).__name__} has no head that makes logits: give a causal language "
+            "model, …ForCausalLM, or write a table for parallelize"
+        )
+    if getattr(config, "add_cross_attention", False):
+        raise ValueError("add_cross_attention=True: cross-attention cannot be cut")
+    for name in ("attention_dropout", "attn_pdrop"):
+        if rate := getattr(config, name, 0):
+            raise ValueError(
+                f"{name}={rate}: ranks would draw the same masks for different heads; "
+                f"set {name}=0 before the model is made"
+            )
+
+
+def _count_own_heads(module: nn.Module, config: Any, t: int) -> None:
+    """Attention that counts heads counts this rank's."""
+    if hasattr(module, "num_key_value_groups"):
+        query, key = config.num_attention_heads, config.num_key_value_heads
+        module.num_key_value_groups = query // t // max(1, key // t)
+    if hasattr(module, "split_size"):  # GPT-2's
+        module.split_size //= t
+    if hasattr(module, "qkv_proj"):  # Phi-3's reads these where it takes the three apart
+        module.num_key_value_heads //= t
+        module.config = copy.copy(config)
+        module.config.num_attention_heads //= t
+
+
 def _why_not(model: nn.Module, table: dict[str, Style]) -> str:
     """What keeps this model's ranks from having S/t tokens between its parts."""
-    config, layers = model.config, model.model.layers
-    if not all(hasattr(layer.mlp, "gate_proj") for layer in layers):
+    config, layers = model.config, getattr(model.base_model, "layers", ())
+    if config.model_type == "gpt2":
+        return "GPT-2 adds positions of all tokens to its embedding's"
+    if any(hasattr(layer.mlp, "experts") for layer in layers):
         return f"{config.model_type} has experts, which need all tokens in one place"
     if getattr(config, "sliding_window", None):
         return "transformers makes the mask of a window for a rank's own tokens only"

@@ -169,6 +169,7 @@ class _Part(nn.Module):
     """One rank's part of a linear layer, cut in dim 0 or 1 of its weight_OI."""
 
     dim: int
+    heads: tuple[int, ...] = ()  # of the whole layer's parts, as its table says
 
     def __init__(self, in_features: int, out_features: int, bias=True, group=None, **how):
         super().__init__()

@@ -44,8 +44,10 @@ def column(
     rows, and its bias, this rank's too, or None. The ranks' shards are equally long.
     Kept for backward: the shard, which is gathered a second time there.
     """
-    parameters = [autocast(p) for kind in zip(*both, strict=True) for p in kind]
-    return list(_Column.apply(autocast(x_BsI), group, *parameters))
+    weights = [autocast(weight) for weight, _ in both]
+    ys = _Column.apply(autocast(x_BsI), group, *weights)
+    biases = [bias for _, bias in both]
+    return [y if b is None else y + b.to(y.dtype) for y, b in zip(ys, biases, strict=True)]
 
 
 def row(x_BSI: Tensor, weight_OI: Tensor, group: Group = None) -> Tensor:
@@ -61,27 +63,23 @@ def row(x_BSI: Tensor, weight_OI: Tensor, group: Group = None) -> Tensor:
 
 class _Column(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_BsI: Tensor, group: Group, *parameters: Tensor | None) -> tuple:
-        ring = _ring(group)
-        weights, biases = _halves(parameters)
-        ctx.ring = ring
+    def forward(ctx, x_BsI: Tensor, group: Group, *weights: Tensor) -> tuple:
+        ctx.ring = ring = _ring(group)
         ctx.save_for_backward(x_BsI, *weights)
         ys = [_room(x_BsI, ring, weight.shape[0]) for weight in weights]
         for c, shard_BsI in gathered(x_BsI, ring):
-            for y_BSO, weight_OI, bias_O in zip(ys, weights, biases, strict=True):
-                by_shards(y_BSO, ring)[c] = F.linear(shard_BsI, weight_OI, bias_O)
+            for y_BSO, weight_OI in zip(ys, weights, strict=True):
+                by_shards(y_BSO, ring)[c] = F.linear(shard_BsI, weight_OI)
         return tuple(ys)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads_BSO: Tensor) -> tuple:
         x_BsI, *weights = ctx.saved_tensors
-        to_x, _, *to_parameters = ctx.needs_input_grad
-        to_weights, to_biases = _halves(to_parameters)
-        learn = any(to_weights)
+        to_x, _, *to_weights = ctx.needs_input_grad
         grads_tBsO = [by_shards(grad, ctx.ring).contiguous() for grad in grads_BSO]
-        whole_tBsI = _room_by_shards(x_BsI, ctx.ring) if learn else None
-        shards = gathered(x_BsI, ctx.ring, whole_tBsI) if learn else iter(())
+        whole_tBsI = _room_by_shards(x_BsI, ctx.ring) if any(to_weights) else None
+        shards = gathered(x_BsI, ctx.ring, whole_tBsI) if any(to_weights) else iter(())
 
         def term(c: int) -> Tensor:
             # Two rings at a time: the shard of x that came is passed on first, then this
@@ -95,16 +93,11 @@ class _Column(torch.autograd.Function):
         grad_x = reduce_scattered(term, ctx.ring) if to_x else None
         for _ in shards:
             pass
-        rows_NO = [_rows(grad) for grad in grads_tBsO]
-        of_weights = [
-            grad_NO.mT @ _rows(whole_tBsI) if learns else None
-            for grad_NO, learns in zip(rows_NO, to_weights, strict=True)
+        each = zip(grads_tBsO, to_weights, strict=True)
+        to = [
+            _rows(grad).mT @ _rows(whole_tBsI) if learns else None for grad, learns in each
         ]
-        of_biases = [
-            grad_NO.sum(0) if learns else None
-            for grad_NO, learns in zip(rows_NO, to_biases, strict=True)
-        ]
-        return grad_x, None, *of_weights, *of_biases
+        return grad_x, None, *to
 
 
 class _Row(torch.autograd.Function):
@@ -190,11 +183,6 @@ def _room_by_shards(shard: Tensor, ring: Members) -> Tensor:
 def _rows(x: Tensor) -> Tensor:
     """[tokens, features]; a copy where x's memory does not allow a view."""
     return x.flatten(0, -2)
-
-
-def _halves(row: Sequence) -> tuple[Sequence, Sequence]:
-    """As weights and biases stand in one row of arguments."""
-    return row[: len(row) // 2], row[len(row) // 2 :]
 
 
 def regathered(

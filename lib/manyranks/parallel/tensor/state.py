@@ -35,7 +35,7 @@ def full_state_dict(
     All ranks of the group call it. A tied parameter is one tensor under all its names.
     """
     once = module.named_parameters()
-    wholes = {p: _gathered(p, p, cuts.get(name), group) for name, p in once}
+    wholes = {p: _gathered(p, cuts.get(name), group) for name, p in once}
     named = dict(module.named_parameters(remove_duplicate=False))
     return {
         name: wholes[named[name]] if name in named else value.clone()
@@ -58,43 +58,6 @@ def load_full_state_dict(module: nn.Module, state: dict[str, Tensor], cuts: Cuts
     module.load_state_dict(parts)
 
 
-@torch.no_grad()
-def full_optimizer_state_dict(
-    optimizer: torch.optim.Optimizer, module: nn.Module, cuts: Cuts, group: Group = None
-) -> dict:
-    """The optimizer's state_dict as that of the whole model, on every rank.
-
-    A moment is cut as its parameter is; a counter such as AdamW's step is not. An optimizer
-    of one process can load it, if it got the parameters in the same order. All ranks call.
-    """
-    state, listed = optimizer.state_dict(), _listed(optimizer, module, cuts)
-    wholes = {
-        k: {kind: _gathered(value, *listed[k], group) for kind, value in values.items()}
-        for k, values in state["state"].items()
-    }
-    return {**state, "state": wholes}
-
-
-@torch.no_grad()
-def load_full_optimizer_state_dict(
-    optimizer: torch.optim.Optimizer, state: dict, module: nn.Module, cuts: Cuts
-) -> None:
-    """Each rank takes its parts of what full_optimizer_state_dict gave. No communication.
-
-    Raises ValueError for states of another size than their parameter's.
-    """
-    listed = _listed(optimizer, module, cuts)
-    parts = {
-        k: {
-            kind: _own(f"{kind} of parameter {k}", value, *listed[k])
-            for kind, value in values.items()
-        }
-        for k, values in state["state"].items()
-        if k < len(listed)  # else the optimizer says that the numbers of parameters differ
-    }
-    optimizer.load_state_dict({**state, "state": parts})
-
-
 def tensor_state(
     module: nn.Module,
     cuts: Cuts,
@@ -108,23 +71,16 @@ def tensor_state(
     stepped gets the states that it would have before its first step. Learning rates and
     other options are not in it.
     """
-    named, places = dict(module.named_parameters()), _Places(group)
-
-    def of(name: str, value: Tensor) -> dict[str, Tensor]:
-        parameter = named[name.partition(" ")[0]]
-        return places.of(name, value, parameter, cuts.get(name.partition(" ")[0]))
-
-    state = {"model": {k: v for name, p in named.items() for k, v in of(name, p).items()}}
-    state["model"] |= {f"buffer {name}": b for name, b in module.named_buffers()}
+    places, state = _Places(group), {"model": {}}
     if optimizer is not None:
         make_states(optimizer)
-        state["optimizer"] = {
-            name: shard
-            for parameter_s, p in named.items()
-            for kind, value in optimizer.state.get(p, {}).items()
-            if isinstance(value, Tensor)
-            for name, shard in of(f"{parameter_s} {kind}", value).items()
-        }
+        state["optimizer"] = {}
+    for name, p in module.named_parameters():
+        state["model"] |= places.of(name, p, p, cuts.get(name))
+        for kind, value in optimizer.state.get(p, {}).items() if optimizer else ():
+            if isinstance(value, Tensor):
+                state["optimizer"] |= places.of(f"{name} {kind}", value, p, cuts.get(name))
+    state["model"] |= {f"buffer {name}": b for name, b in module.named_buffers()}
     return state
 
 
@@ -143,8 +99,14 @@ class _Places:
         Of several slices each is one of its own: name, name[1], …
         """
         shard = shard.detach()
-        if not _is_cut(shard, parameter, cut):
+        if cut is None or shard.dim() == 0:  # a counter, such as AdamW's step
             return {name: shard}
+        if shard.shape != parameter.shape:
+            raise ValueError(
+                f"an optimizer's state of shape {tuple(shard.shape)} for a parameter of "
+                f"shape {tuple(parameter.shape)}: what is not of a number for each element "
+                "cannot be put together; use an elementwise optimizer, as AdamW"
+            )
         of_slices = zip(*cut.spans, strict=True)  # one slice of each rank
         slices = zip(cut.slices(shard, cut.place), of_slices, strict=True)
         return {
@@ -177,53 +139,26 @@ class _Places:
         return self._meshes[key]
 
 
-def _listed(optimizer: torch.optim.Optimizer, module: nn.Module, cuts: Cuts) -> list:
-    """(parameter, its Cut or None), as state_dict() numbers them."""
-    cut_of = {p: cuts.get(name) for name, p in module.named_parameters()}
-    return [(p, cut_of.get(p)) for part in optimizer.param_groups for p in part["params"]]
-
-
-def _gathered(value: object, parameter: Tensor, cut: Cut | None, group: Group) -> object:
-    """A whole copy of a parameter, or of a state that belongs to it."""
-    if not isinstance(value, Tensor):
-        return value
-    if not _is_cut(value, parameter, cut):
-        return value.clone()
-    shards = value.new_empty(len(cut.spans), *value.shape)
+def _gathered(parameter: Tensor, cut: Cut | None, group: Group) -> Tensor:
+    """A whole copy."""
+    if cut is None:
+        return parameter.clone()
+    shards = parameter.new_empty(len(cut.spans), *parameter.shape)
     if size(group) > 1:
-        dist.all_gather_single(shards.flatten(0, 1), value.contiguous(), group=group)
+        dist.all_gather_single(shards.flatten(0, 1), parameter.contiguous(), group=group)
     else:
-        shards[0] = value
+        shards[0] = parameter
     return cut.whole(shards.unbind())
 
 
-def _is_cut(value: Tensor, parameter: Tensor, cut: Cut | None) -> bool:
-    """Not a counter, and not where every rank has the whole parameter."""
-    if cut is None or value.dim() == 0:
-        return False
-    if value.shape != parameter.shape:
-        raise ValueError(
-            f"an optimizer's state of shape {tuple(value.shape)} for a parameter of shape "
-            f"{tuple(parameter.shape)}: what is not of a number for each element cannot be "
-            "put together; use an elementwise optimizer, as AdamW"
-        )
-    return True
-
-
-def _own(name: str, whole: object, parameter: Tensor, cut: Cut | None) -> object:
+def _own(name: str, whole: Tensor, parameter: Tensor, cut: Cut | None) -> Tensor:
     """This rank's part of what _gathered returned."""
-    if not isinstance(whole, Tensor) or whole.dim() == 0:
-        return whole
-    if tuple(whole.shape) != (expected := _whole_shape(parameter, cut)):
+    expected = list(parameter.shape)
+    if cut is not None:
+        expected[cut.dim] = cut.size
+    if list(whole.shape) != expected:
         raise ValueError(
-            f"{name} has shape {tuple(whole.shape)}, and this model's has {expected}: "
-            "give the state of a model of the same sizes"
+            f"{name} has shape {tuple(whole.shape)}, and this model's has "
+            f"{tuple(expected)}: give the state of a model of the same sizes"
         )
     return whole if cut is None else cut.own(whole)
-
-
-def _whole_shape(shard: Tensor, cut: Cut | None) -> tuple[int, ...]:
-    shape = list(shard.shape)
-    if cut is not None:
-        shape[cut.dim] = cut.size
-    return tuple(shape)

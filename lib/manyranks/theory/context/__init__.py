@@ -15,11 +15,23 @@ from manyranks.theory.context.masks import (
     flops,
     in_step,
     owners,
+    stops,
     surplus,
     totals,
+    window_work,
     work,
 )
-from manyranks.theory.context.sends import VARIANTS, all_gather, calls, ring, ring_ulysses, tensor_parallel, ulysses
+from manyranks.theory.context.sends import (
+    VARIANTS,
+    all_gather,
+    calls,
+    latent_ring,
+    ring,
+    ring_ulysses,
+    states,
+    tensor_parallel,
+    ulysses,
+)
 from manyranks.theory.context.times import hops, least_shard
 
 __all__ = [
@@ -36,6 +48,7 @@ __all__ = [
     "flops",
     "hops",
     "in_step",
+    "latent_ring",
     "least_shard",
     "longest",
     "of_others",
@@ -44,9 +57,12 @@ __all__ = [
     "ring",
     "ring_ulysses",
     "saved",
+    "states",
+    "stops",
     "surplus",
     "tensor_parallel",
     "totals",
     "ulysses",
+    "window_work",
     "work",
 ]

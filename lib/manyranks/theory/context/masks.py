@@ -6,7 +6,7 @@ counted in scores of one head and one sequence, exactly.
 """
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import product, starmap
 from typing import NamedTuple
 
 from manyranks.theory import checks
@@ -126,6 +126,30 @@ def flops(scores: int, batch: int, heads: int, head_size: int, backward: bool = 
     """Of these scores in all sequences and heads: 2 products of 2·D FLOPs each forward, 5 backward, where the scores are
     computed again. Source: arXiv 2307.08691, section 3.1.2."""
     return (10 if backward else 4) * head_size * heads * batch * scores
+
+
+# Windows
+
+
+def window_work(seq: int, n: int, window: int, layout: str = "contiguous") -> Work:
+    """As work, exactly, where a token sees itself and the window − 1 tokens before it.
+
+    Raises ValueError as work does, and for a window below 1.
+    """
+    checks.whole(window=window)
+    own = [chunks(seq, n, layout, rank) for rank in range(n)]
+
+    def seen(queries: range, keys: range) -> int:
+        before = range(queries.start - window, queries.stop - window, queries.step)
+        return visible(queries, keys) - visible(before, keys)
+
+    return [[sum(starmap(seen, product(own[r], own[r - k]))) for k in range(n)] for r in range(n)]
+
+
+def stops(counts: Work) -> list[int]:
+    """How many ranks a block has come each time that some rank computes with it: 0 for the own one. A ring makes one hop to
+    each other stop, from the one before."""
+    return [k for k, scores in enumerate(zip(*counts, strict=True)) if any(scores)]
 
 
 # Documents

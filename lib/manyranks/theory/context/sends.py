@@ -53,12 +53,14 @@ def sizes_of(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n:
     return found
 
 
-def messages(variant: str, n: int, queries: float, block: float, read: float, itemsize: int, sums: int) -> list[Call]:
+def messages(
+    variant: str, n: int, queries: float, block: float, read: float, itemsize: int, sums: int, hops: int | None = None
+) -> list[Call]:
     """One layer's attention on n ranks.
 
     queries: numbers of a rank's queries, and of its output; block: of the keys and values that travel from rank to rank; read:
     of the keys, and of the values, that Ulysses sends, copies for ranks that share a head among them. itemsize: bytes of all
-    these; sums: of a gradient that is summed on its way.
+    these; sums: of a gradient that is summed on its way. hops: that a ring makes; by default N − 1.
     A ring: the next block travels under the own one already. What a rank finds of another's gradients, from the second block
     on, travels under the block after it, and after the last home. Both make N − 1 messages. Sources: arXiv 2310.01889, section
     3; Llama 3, arXiv 2407.21783, section 3.3.2 (all-gather); arXiv 2309.14509, section 3 (Ulysses).
@@ -71,8 +73,9 @@ def messages(variant: str, n: int, queries: float, block: float, read: float, it
     if variant == "all-gather":
         gather = Call("cp", "all_gather", n * block, itemsize)
         return [gather, gather._replace(when=BACKWARD), Call("cp", "reduce_scatter", n * block, sums, BACKWARD)]
-    keys = [Call("cp", "send", block, itemsize, hop=k) for k in range(n - 1)]
-    gradients = [Call("cp", "send", block, sums, BACKWARD, hop=k + 2) for k in range(n - 1)]
+    hops = range(n - 1 if hops is None else hops)
+    keys = [Call("cp", "send", block, itemsize, hop=k) for k in hops]
+    gradients = [Call("cp", "send", block, sums, BACKWARD, hop=k + 2) for k in hops]
     return keys + [call._replace(when=BACKWARD) for call in keys] + gradients
 
 
@@ -86,13 +89,44 @@ def calls(shape: ModelShape, plan: Local) -> list[Call]:
 
 
 def ring(
-    batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
+    batch: int,
+    seq: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    n: int,
+    itemsize: int = 2,
+    accumulating: int | None = None,
+    hops: int | None = None,
 ) -> Passes:
     """Keys and values go round in N − 1 messages of 2·b·g·(s/N)·D numbers; in backward again, and their gradients with them.
 
-    itemsize: of inputs and output. Raises ValueError as sizes_of does.
+    itemsize: of inputs and output. hops: messages, where a window leaves fewer than N − 1 to do: len(stops(…)) − 1. Raises
+    ValueError as sizes_of does, and for hops that are not 0 to N − 1.
     """
-    return _counted("ring", sizes_of(batch, seq, heads, kv_heads, head_size, n), kv_heads, itemsize, accumulating)
+    if hops not in (None, *range(n)):
+        raise ValueError(f"hops={hops!r} on n={n} ranks: give 0 to {n - 1}")
+    return _counted("ring", sizes_of(batch, seq, heads, kv_heads, head_size, n), kv_heads, itemsize, accumulating, hops)
+
+
+def latent_ring(
+    batch: int, seq: int, kv_rank: int, rope_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
+) -> Passes:
+    """The ring of multi-head latent attention: b·(s/N)·(kv_rank + rope_size) numbers travel, whatever the heads; as in ring.
+
+    Raises ValueError as sizes_of does.
+    """
+    one, sums = sizes_of(batch, seq, 1, 1, kv_rank + rope_size, n), gradient_size(itemsize, accumulating)
+    return counted(messages("ring", n, 0, one.keys, 0, itemsize, sums), n)
+
+
+def states(batch: int, heads: int, key_size: int, value_size: int, n: int, itemsize: int = 4) -> Passes:
+    """Linear attention's all-gathers of states and their decays, b·a·(D·V + 1) numbers of each rank, and of states' gradients
+    in backward: no sequence length is in it. Raises ValueError for sizes below 1. Source: arXiv 2502.07563, section 3."""
+    checks.whole(batch=batch, heads=heads, key_size=key_size, value_size=value_size, n=n, itemsize=itemsize)
+    state, decay = batch * heads * key_size * value_size, batch * heads
+    gather = Call("cp", "all_gather", n * (state + decay), itemsize)
+    return counted([gather, gather._replace(elements=n * state, when=BACKWARD)], n)
 
 
 def all_gather(
@@ -117,10 +151,10 @@ def ulysses(
     return _counted("ulysses", one, n * read_heads(heads, kv_heads, n), itemsize, None)
 
 
-def _counted(variant: str, one: Sizes, read: int, itemsize: int, accumulating: int | None) -> Passes:
+def _counted(variant: str, one: Sizes, read: int, itemsize: int, accumulating: int | None, hops: int | None = None) -> Passes:
     """read: key/value heads that a rank sends in Ulysses."""
     sums, read = gradient_size(itemsize, accumulating), one.shard * read * one.head_size
-    return counted(messages(variant, one.n, one.queries, 2 * one.keys, read, itemsize, sums), one.n)
+    return counted(messages(variant, one.n, one.queries, 2 * one.keys, read, itemsize, sums, hops), one.n)
 
 
 def read_heads(heads: int, kv_heads: int, n: int) -> int:

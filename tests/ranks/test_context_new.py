@@ -1,0 +1,281 @@
+"""parallel.context.latent, .states and .dynamic: on ranks the outputs and gradients of one process; bytes as theory counts."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from manyranks.parallel.context import absorbed_attention, dynamic, latent_attention, linear_attention, shard
+from manyranks.theory import context, models
+from tests.conftest import matrix
+from tests.unit.attention_reference import draw, full, gap, mask_of
+
+DEGREES = pytest.mark.parametrize("shared_worlds", matrix([1, 2, 3, 4], [3]), indirect=True, scope="module")
+BATCH, HEADS, SEQ = 2, 4, 24
+LATENT, ROTARY, OWN, VALUE = 7, 2, 3, 4  # a query has 3 + 2 numbers
+
+
+def leaves(*shapes: tuple) -> list[Tensor]:
+    return [draw(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
+
+
+def differences(attend, one_process, whole: list[Tensor], weights: list[Tensor], cut) -> float:
+    """The largest difference of the output and of all gradients to one process: those of weights, which every rank has, are
+    summed over the ranks. cut: gives a rank's part of what tokens have, along dim -2."""
+    expected = one_process(*whole, *weights)
+    pull = draw(*expected.shape, seed=9)
+    right = torch.autograd.grad((expected * pull).sum(), whole + weights)
+    own = [cut(x.detach()).requires_grad_() for x in whole]
+    o = attend(*own, *weights)
+    grads = torch.autograd.grad((o * cut(pull)).sum(), own + weights)
+    totals = grads[len(own) :]
+    for total in totals:
+        dist.all_reduce(total)
+    theirs = [cut(x) for x in (expected, *right[: len(own)])]
+    return gap(list(zip((o, *grads[: len(own)], *totals), (*theirs, *right[len(own) :]), strict=True)))
+
+
+def cut_to(layout: str):
+    return lambda x: shard(x, layout, dist.get_rank(), dist.get_world_size(), dim=x.ndim - 2)
+
+
+# Latent attention
+
+
+def latents(heads: int = HEADS) -> tuple[list[Tensor], list[Tensor]]:
+    tokens = (BATCH, HEADS, SEQ, OWN + ROTARY), (BATCH, SEQ, LATENT), (BATCH, SEQ, ROTARY)
+    found = leaves(*tokens, (heads, OWN, LATENT), (heads, VALUE, LATENT))
+    return found[:3], found[3:]
+
+
+def expanded(q: Tensor, c: Tensor, r: Tensor, up_k: Tensor, up_v: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+    """One process that makes all keys and values first."""
+    k, v = (c[:, None] @ up.mT for up in (up_k, up_v))
+    k = torch.cat((k, r[:, None].expand(-1, k.shape[1], -1, -1)), -1)
+    mask = mask_of(SEQ, True, documents_BT)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+def of_latents() -> dict[str, float]:
+    documents, found = torch.tensor([[0] * 7 + [1] * 17]), {}
+    cases = [(latent_attention, "zigzag", HEADS, None), (latent_attention, "striped", 2, documents)]
+    for attend, layout, heads, mask in [*cases, (absorbed_attention, "zigzag", HEADS, None)]:
+        ours = partial(attend, layout=layout, documents_BT=mask, tile=5)
+        error = differences(ours, partial(expanded, documents_BT=mask), *latents(heads), cut_to(layout))
+        found[f"{attend.__name__}, {layout}, {heads}"] = error
+    return found
+
+
+@DEGREES
+def test_latent_attention_is_that_of_one_process_that_expands_all(shared_worlds):
+    for found in shared_worlds.run(of_latents):
+        assert {case: error for case, error in found.items() if not error < 1e-12} == {}
+        assert len(found) == 3
+
+
+def latent_step(dtype: torch.dtype) -> None:
+    tokens, ups = latents()
+    own = [cut_to("zigzag")(x.detach()).to(dtype).requires_grad_() for x in tokens]
+    latent_attention(*own, *(up.to(dtype) for up in ups)).sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_latents_travel_in_the_bytes_of_theory(shared_world, dtype):
+    m = shared_world.measure(latent_step, dtype)
+    expected = context.latent_ring(BATCH, SEQ, LATENT, ROTARY, 3, dtype.itemsize).both
+    assert list(m.payload_bytes.values()) == [expected.bytes] * 3
+    assert [sum(call.op == "send" for call in calls) for calls in m.calls.values()] == [expected.send] * 3
+
+
+def test_deepseek_v3_sends_a_71st_of_its_keys_and_values():
+    heads, c = models["deepseek-v3"].heads, models["deepseek-v3"].latent
+    whole = heads * (c.nope_size + c.rope_size + c.value_size)
+    assert (whole, c.kv_rank + c.rope_size) == (128 * (192 + 128), 576)
+    travels = context.latent_ring(1, 4096, c.kv_rank, c.rope_size, 8).forward.bytes
+    assert travels == 7 * 2 * 512 * 576
+    assert 7 * 2 * 512 * whole / travels == pytest.approx(71.1, abs=0.1)
+
+
+# States
+
+
+def recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay_BAS1: Tensor) -> Tensor:
+    """One process, token by token."""
+    state, outputs = torch.zeros(BATCH, HEADS, OWN, VALUE, dtype=q.dtype), []
+    for t in range(q.shape[2]):
+        state = log_decay_BAS1[:, :, t, :, None].exp() * state + k[:, :, t, :, None] * v[:, :, t, None, :]
+        outputs.append((q[:, :, t, None] @ state).squeeze(2))
+    return torch.stack(outputs, 2)
+
+
+def linear(q: Tensor, k: Tensor, v: Tensor, log_decay_BAS1: Tensor, chunk: int) -> Tensor:
+    return linear_attention(q, k, v, log_decay_BAS1.squeeze(-1), chunk=chunk)
+
+
+def of_states(chunk: int) -> float:
+    whole = leaves(*[(BATCH, HEADS, SEQ, size) for size in (OWN, OWN, VALUE, 1)])
+    whole[3] = -whole[3].detach().abs()
+    whole[3].requires_grad_()
+    return differences(partial(linear, chunk=chunk), recurrent, whole, [], cut_to("contiguous"))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+@DEGREES
+def test_linear_attention_is_the_recurrence_of_one_process(shared_worlds, chunk):
+    assert max(shared_worlds.run(of_states, chunk)) < 1e-12
+
+
+def states_step(seq: int) -> None:
+    qkv = [torch.randn(BATCH, HEADS, seq, size, requires_grad=True) for size in (OWN, OWN, VALUE)]
+    linear_attention(*qkv, torch.zeros(BATCH, HEADS, seq)).sum().backward()
+
+
+@DEGREES
+def test_states_are_as_many_bytes_for_any_sequence(shared_worlds):
+    expected = context.states(BATCH, HEADS, OWN, VALUE, n := shared_worlds.size).both
+    for seq in (3, 70):
+        m = shared_worlds.measure(states_step, seq)
+        assert list(m.payload_bytes.values()) == [expected.bytes] * n
+        assert [sum(call.op == "all_gather" for call in calls) for calls in m.calls.values()] == [expected.all_gather] * n
+
+
+# Dynamic degrees
+
+LENGTHS = [3, 50, 9, 17, 1, 2, 21, 8, 5, 12, 7, 4]
+MOST = {1: 50, 2: 26, 3: 18, 4: 14}  # tokens of a rank: 50 need all ranks, 17 half of 4
+VOCABULARY, WIDTH, QUERY_HEADS, KV_HEADS = 11, 8, 4, 2
+
+
+class Small(torch.nn.Module):
+    """A vocabulary, positions, one attention and a head."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = (VOCABULARY, WIDTH), (64, WIDTH), (WIDTH, 16), (8, VOCABULARY)
+        self.table, self.places, self.qkv, self.head = (torch.nn.Parameter(x.detach()) for x in leaves(*sizes))
+
+    def forward(self, tokens_BS: Tensor, positions_S: Tensor, attend) -> Tensor:
+        x_BSHD = ((self.table[tokens_BS] + self.places[positions_S]) @ self.qkv).unflatten(-1, (-1, 2))
+        q, k, v = x_BSHD.transpose(1, 2).split((QUERY_HEADS, KV_HEADS, KV_HEADS), 1)
+        return attend(q, k, v).transpose(1, 2).flatten(2) @ self.head
+
+
+def documents_of(lengths: list[int]) -> list[Tensor]:
+    draws = torch.Generator().manual_seed(3)
+    return [torch.randint(VOCABULARY, (length + 1,), generator=draws) for length in lengths]
+
+
+def one_by_one(model: Small, documents: list[Tensor]) -> Tensor:
+    """One process, a document at a time: the mean of all tokens."""
+    count = sum(len(each) - 1 for each in documents)
+    total = 0
+    for each in documents:
+        logits_1SV = model(each[None, :-1], torch.arange(len(each) - 1), full)
+        total = total + torch.nn.functional.cross_entropy(logits_1SV[0], each[1:], reduction="sum")
+    return total / count
+
+
+def plans(n: int) -> dict[str, tuple[list[int], list[dynamic.Micro]]]:
+    """Lengths and a plan; in the last one a rank has no work."""
+    few = [5] * max(1, n - 1)
+    found = {"dynamic": (LENGTHS, dynamic.dynamic(LENGTHS, n, MOST[n])), "few": (few, dynamic.dynamic(few, n, 5, [1]))}
+    return found | {"in order": (LENGTHS, dynamic.in_order(LENGTHS, n, MOST[n], n))}
+
+
+def steps() -> dict[str, float]:
+    n, found = dist.get_world_size(), {}
+    groups = dynamic.make_groups(dynamic.degrees(n))
+    for name, (lengths, plan) in plans(n).items():
+        one, ours, documents = Small(), Small(), documents_of(lengths)
+        expected = one_by_one(one, documents)
+        expected.backward()
+        pairs = [(dynamic.step(ours, documents, plan, groups), expected.detach())]
+        found[name] = gap(pairs + [(a.grad, b.grad) for a, b in zip(ours.parameters(), one.parameters(), strict=True)])
+    return found
+
+
+@DEGREES
+def test_gradients_of_any_plan_are_those_of_one_process(shared_worlds):
+    n = shared_worlds.size
+    assert {len(micro.ranks) for micro in plans(n)["dynamic"][1]} == set(dynamic.degrees(n))
+    for found in shared_worlds.run(steps):
+        assert {case: error for case, error in found.items() if not error < 1e-12} == {}
+
+
+def attention_of(plan: list[dynamic.Micro]) -> None:
+    """A step's messages without the sum of gradients."""
+    members, groups = dynamic.members(None), dynamic.make_groups(dynamic.degrees(dist.get_world_size()))
+    for micro in plan:
+        if dist.get_rank() in micro.ranks:
+            dynamic._loss(Small(), documents_of(LENGTHS), micro, groups, members).backward()
+
+
+def sent(plan: list[dynamic.Micro], rank: int) -> int:
+    rings = [(len(m.ranks), LENGTHS[i]) for m in plan if rank in m.ranks for i in m.documents]
+    return sum(context.ring(1, c * dynamic.tokens(s, c), QUERY_HEADS, KV_HEADS, 2, c, 8).both.bytes for c, s in rings if c > 1)
+
+
+def test_only_documents_that_several_ranks_share_send_bytes(four):
+    bytes_of = {}
+    for name in ("dynamic", "in order"):
+        plan = plans(4)[name][1]
+        m = four.measure(attention_of, plan)
+        assert dict(m.payload_bytes) == {rank: sent(plan, rank) for rank in range(4)}
+        bytes_of[name] = m.payload_bytes[0]
+    assert bytes_of["dynamic"] < 0.6 * bytes_of["in order"]
+
+
+def test_the_plan_idles_less_than_a_fixed_degree_in_a_loader_s_order():
+    lengths, n, most = [120] + [3, 5, 40, 9, 2, 70, 11, 30, 4, 6, 25, 8] * 3, 8, 30
+    loads = dynamic.loads(plan := dynamic.dynamic(lengths, n, most), lengths, n)
+    fixed = dynamic.loads(dynamic.in_order(lengths, n, most, 4), lengths, n)
+    assert [sum(max(each) - one for one in each) for each in (loads, fixed)] == [940, 7996]
+    assert [len(micro.ranks) for micro in plan] == sorted((len(micro.ranks) for micro in plan), reverse=True)
+    for micro in plan:
+        assert sum(dynamic.tokens(lengths[i], len(micro.ranks)) for i in micro.documents) <= most
+    assert sorted(i for micro in plan for i in micro.documents) == list(range(len(lengths)))
+
+
+def test_scores_are_those_of_a_zigzag_and_groups_lie_in_each_other():
+    for length, c in ((24, 2), (24, 4), (36, 3)):
+        assert context.totals(context.document_work([length], c)) == [dynamic.scores(length, c)] * c
+    assert (dynamic.scores(7, 1), dynamic.tokens(7, 2)) == (28, 4)
+    assert [dynamic.degrees(n) for n in (1, 3, 8, 12)] == [[1], [1, 3], [1, 2, 4, 8], [1, 2, 4, 12]]
+
+
+# Refusals
+
+
+def refusals() -> list[str]:
+    (q, c, r), (up_k, up_v) = latents()
+    groups, found = dynamic.make_groups([1, 3]), []
+    plan = dynamic.dynamic([4, 4], 3, 4)
+    for call in (
+        lambda: latent_attention(q[..., :4], c, r, up_k, up_v),
+        lambda: latent_attention(q, c[:, :3], r, up_k, up_v),
+        lambda: latent_attention(q, c, r, up_k[:3], up_v),
+        lambda: latent_attention(q.float(), c, r, up_k, up_v),
+        lambda: latent_attention(q[:, :, :5], c[:, :5], r[:, :5], up_k, up_v),
+        lambda: linear_attention(q, q, q, q),
+        lambda: linear_attention(q, q, q, q[..., 0], chunk=0),
+        lambda: dynamic.dynamic([4, 0], 3, 4),
+        lambda: dynamic.dynamic([40], 3, 4),
+        lambda: dynamic.dynamic([4], 4, 4, [1, 3]),
+        lambda: dynamic.step(Small(), documents_of([4]), plan, groups),
+        lambda: dynamic.step(Small(), documents_of([4, 4]), [dynamic.Micro((0, 1), range(1, 3))], groups),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        found.append(str(error.value))
+    return found
+
+
+def test_what_cannot_be_is_refused_before_any_message(shared_world):
+    words = ["3 + 2 numbers", "same B and S", "as many heads", "one dtype", "multiple of 6", "[B, A, S]", "chunk=0"]
+    words += ["lengths[1]=0", "give most=14", "sizes=[1, 3]", "for 1: give", "range(1, 3)"]
+    m = shared_world.measure(refusals)
+    for found in m.results:
+        assert [w for w, text in zip(words, found, strict=True) if w not in text] == []
+    assert set(m.payload_bytes.values()) == {0}
