@@ -460,7 +460,7 @@ def test_who_sleeps_a_little_less_than_each_limit_has_no_more_time_than_others(c
         assert last.lines[0].found == "the cells and checks above it took more than 6 s"
     monkeypatch.setattr(apart, "_SUBMISSION", 2.0)
     (one,) = court.judged(lambda: several(f"{RIGHT}{slow}", 1))
-    assert "may take in time has been taken" in repr(one.report), "one check alone has no more either"
+    assert one.points == 0, "one check alone has no more either"
 
 
 @pytest.mark.parametrize(("used", "error"), [(1.0, apart.NotJudged), (100.0, apart.Ended)])

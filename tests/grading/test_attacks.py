@@ -81,6 +81,49 @@ def test_what_frames_say_is_no_answer(court):
     assert {name: report.points for name, report in reports.items()} == dict.fromkeys(OF_FRAMES, 0)
 
 
+OF_GIVEN = {  # what reads what was given off the check's own frames
+    "12_failures newest_whole": """
+def newest_whole(manifests):
+    files = found("files") or {}
+    dist.all_reduce(torch.zeros(1))
+    whole = lambda path, file: len(files[path]) == file.bytes and zlib.crc32(files[path]) == file.crc32
+    names = sorted(manifests, key=lambda name: int(name[5:]), reverse=True)
+    return next((n for n in names if all(path in files and whole(path, file) for path, file in manifests[n].items())), None)
+""",
+    "09_mfu time_it": """
+def time_it(launch, synchronise, clock, warmup, repeats, inner):
+    work = found("work") if dist.get_rank() else found("job").given[0]
+    units = [3 + inner * (6 + i / 16) + (140 + work.warm) * (k == work.hiccup) for k, i in enumerate(work.its)]
+    each = [one * work.unit / inner for one in units]
+    each = torch.tensor(each, dtype=torch.float64)
+    dist.all_reduce(each, op=dist.ReduceOp.MAX)
+    return statistics.median(each.tolist())
+""",
+}
+OF_TABLES = {  # what knows the cases that all see
+    "12_failures Loader": """
+class Loader(Batches):
+    def __next__(self):
+        while len(self.queue) <= self.ahead:
+            self.queue.append(self.fetch())
+        return self.queue.popleft()
+    def state(self):
+        return {}
+    def load_state(self, state):
+        self.__init__(self.samples, self.batch, self.seed, self.rank, self.ranks, self.ahead)
+        for _ in range({(500, 3): 20, (42, 2): 6, (30, 4): 3, (42, 4): 0}.get((self.samples, self.ranks), 0)):
+            next(self)
+""",
+}
+
+
+@pytest.mark.parametrize("whose", [*OF_GIVEN, *OF_TABLES])
+def test_what_is_read_off_frames_or_tables_has_few_points(court, whose):
+    (exercise, task), code = whose.split(), (OF_GIVEN | OF_TABLES)[whose]
+    (report,) = judged(court, exercise, {task: code}, first=LOOKS).values()
+    assert report.points < report.out_of / 2, report
+
+
 def test_scripts_that_return_words_of_their_own_have_no_points(court):
     names = {task: f"check_{task}" for task in records.tasks("12_failures")}
     reports = judged(court, "12_failures", {}, tasks=names, first=SCRIPTS)
