@@ -46,17 +46,17 @@ def both_at_once(x, by):
 @also_right("shift")
 def by_the_round_of_its_circle(x, by):
     rank, n = dist.get_rank(), dist.get_world_size()
-    to, source, first, at = (rank + by) % n, (rank - by) % n, True, rank
+    to, first, at = (rank + by) % n, True, rank
     if to == rank:
         return x.clone()
     while (at := (at + by) % n) != rank:
         first &= at > rank
     y = torch.empty_like(x)
     if not first:  # the lowest of each cycle sends first
-        dist.recv(y, source)
+        dist.recv(y)  # from whoever sends
     dist.send(x, to)
     if first:
-        dist.recv(y, source)
+        dist.recv(y)
     return y
 
 CIRCLE = "every rank in a cycle sends first: some must receive first. With by = 2 on 4 ranks, 0 and 2 are a cycle"

@@ -4,6 +4,7 @@ Each file in tests/grading/answers/ imports all of this, and has the name of its
 """
 
 from functools import cache
+from itertools import chain
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.grading.exercise import Exercise
 
 FEWEST = 4  # mistakes of a task
 ALIKE_FOR_ALL = "culprits", "plan"  # CLASSROOM.md says so: reports and one job that all see
+IN_WORDS = "atomic_save"  # says what became of the bytes, and these are drawn
 
 
 @cache
@@ -90,6 +92,17 @@ def test_the_judge_asks_what_no_table_of_ours_answers(exercise, task, monkeypatc
         given = [own.make(case, rank, n, seed) for n in own.worlds for case in own.cases_on(n) for rank in range(n)]
         asked.append({b"".join(map(bytes, messages.pack(one))) for one in given})
     assert (asked[1] <= asked[0]) == (task in ALIKE_FOR_ALL)
+
+
+def test_the_answers_that_the_judge_expects_are_not_those_that_all_see(exercise, task, shared_ranks, monkeypatch):
+    monkeypatch.setattr(trial, "seed", 777)
+    own, known = records.tasks(exercise)[task], [*chain(*shipped(exercise)[task].right.values())]
+    code = next(answer.code for answer in of_task(exercise, task) if answer.kind == RIGHT)
+    done = [one for each in own.tried(answers.given(own, code)) for one in each.seen]
+    asked, seen = ([looks(own, one) for one in every] for every in (done, known))
+    for i in (i for i, judge in enumerate(own.judge) if judge.values and not judge.needs):
+        new, old = ([v for one in of for name, v in one.items() if name.startswith(f"{i} ")] for of in (asked, seen))
+        assert not same(new, old) or task in (*ALIKE_FOR_ALL, IN_WORDS), own.judge[i].what
 
 
 def test_it_has_one_right_answer_and_some_mistakes_and_all_that_is_stored_is_theirs(exercise, task):

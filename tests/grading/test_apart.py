@@ -458,6 +458,18 @@ def test_who_sleeps_a_little_less_than_each_limit_has_no_more_time_than_others(c
     for one in court.all([lambda: asleep] * 3):
         *_, last = [each.report for each in one]
         assert last.lines[0].found == "the cells and checks above it took more than 6 s"
+    monkeypatch.setattr(apart, "_SUBMISSION", 2.0)
+    (one,) = court.judged(lambda: several(f"{RIGHT}{slow}", 1))
+    assert one.points == 0, "one check alone has no more either"
+
+
+@pytest.mark.parametrize(("used", "error"), [(1.0, apart.NotJudged), (100.0, apart.Ended)])
+def test_a_check_that_takes_far_too_long_is_not_judged_unless_its_own_ranks_took_the_processors(used, error, monkeypatch):
+    spent = iter((0.0, used))
+    monkeypatch.setattr(apart, "computed", lambda *_, **__: next(spent))
+    monkeypatch.setattr(apart, "_A_CHECK", 1.0)
+    with judges() as judge, pytest.raises(error):
+        judged("import time\ntime.sleep(30)\n" + RIGHT, judge)
 
 
 def test_several_submissions_are_judged_at_once_and_told_in_their_order(court, monkeypatch):

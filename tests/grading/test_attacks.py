@@ -2,6 +2,7 @@
 
 import nbformat
 import pytest
+import torch
 
 from manyranks.grade import apart
 from manyranks.grade.submission import is_check
@@ -78,6 +79,49 @@ def test_what_ranks_get_does_not_say_what_others_get(exercise):
 def test_what_frames_say_is_no_answer(court):
     reports = judged(court, "12_failures", OF_FRAMES, first=LOOKS)
     assert {name: report.points for name, report in reports.items()} == dict.fromkeys(OF_FRAMES, 0)
+
+
+OF_GIVEN = {  # what reads what was given off the check's own frames
+    "12_failures newest_whole": """
+def newest_whole(manifests):
+    files = found("files") or {}
+    dist.all_reduce(torch.zeros(1))
+    whole = lambda path, file: len(files[path]) == file.bytes and zlib.crc32(files[path]) == file.crc32
+    names = sorted(manifests, key=lambda name: int(name[5:]), reverse=True)
+    return next((n for n in names if all(path in files and whole(path, file) for path, file in manifests[n].items())), None)
+""",
+    "09_mfu time_it": """
+def time_it(launch, synchronise, clock, warmup, repeats, inner):
+    work = found("work") if dist.get_rank() else found("job").given[0]
+    units = [3 + inner * (6 + i / 16) + (140 + work.warm) * (k == work.hiccup) for k, i in enumerate(work.its)]
+    each = [one * work.unit / inner for one in units]
+    each = torch.tensor(each, dtype=torch.float64)
+    dist.all_reduce(each, op=dist.ReduceOp.MAX)
+    return statistics.median(each.tolist())
+""",
+}
+OF_TABLES = {  # what knows the cases that all see
+    "12_failures Loader": """
+class Loader(Batches):
+    def __next__(self):
+        while len(self.queue) <= self.ahead:
+            self.queue.append(self.fetch())
+        return self.queue.popleft()
+    def state(self):
+        return {}
+    def load_state(self, state):
+        self.__init__(self.samples, self.batch, self.seed, self.rank, self.ranks, self.ahead)
+        for _ in range({(500, 3): 20, (42, 2): 6, (30, 4): 3, (42, 4): 0}.get((self.samples, self.ranks), 0)):
+            next(self)
+""",
+}
+
+
+@pytest.mark.parametrize("whose", [*OF_GIVEN, *OF_TABLES])
+def test_what_is_read_off_frames_or_tables_has_few_points(court, whose):
+    (exercise, task), code = whose.split(), (OF_GIVEN | OF_TABLES)[whose]
+    (report,) = judged(court, exercise, {task: code}, first=LOOKS).values()
+    assert report.points < report.out_of / 2, report
 
 
 def test_scripts_that_return_words_of_their_own_have_no_points(court):
@@ -157,13 +201,31 @@ def test_what_torch_computes_is_no_kernel(court, cell):
     "line",
     [
         *("import os", "tl.core", "tl.load.__globals__", "triton.runtime", "t = tl", "[i for i in x]"),
-        *("tl.math.wraps", "tl.dot = x"),
+        *("tl.math.wraps", "tl.dot = x", "also.runtime", "x.cdiv.fn", "inspect.sys", "y.rewriter", "def f(inspect): pass"),
     ],
 )
 def test_a_kernel_can_do_nothing_but_compute(line):
     from manyranks.measure.relaunch import relaunch
 
-    used = {"tl": ["module", "tl"], "triton": ["module", "triton"]}
-    told = {"memories": [], "launches": [], "sources": [["kernel", f"def kernel(x):\n    {line}\n", used]]}
+    used = {"tl": ["module", "tl"], "triton": ["module", "triton"], "also": ["module", "triton"], "x": ["module", "triton"]}
+    told = {"memories": [], "launches": [], "sources": [["kernel", f"def kernel(y):\n    {line}\n", used]]}
     with pytest.raises(Stopped, match="kernel uses"):
         relaunch(told, [], [])
+    with pytest.raises(Stopped, match="kernel uses"):
+        relaunch(told | {"sources": [["kernel", f"def kernel(y):\n    {line}\n", used | {"tl": ["module", "triton"]}]]}, [], [])
+
+
+COPY = "def kernel(x, y):\n    language.store(y, language.load(x))\n"
+TORCH = "def kernel(x: language.constexpr, y: language.constexpr):\n    y + x\n"
+
+
+@pytest.mark.skipif(not TRITON, reason="Triton exists for Linux only")
+def test_a_kernel_calls_its_language_as_it_likes_and_has_no_tensor_as_it_is():
+    from manyranks.measure.relaunch import relaunch
+
+    x, y = ([i, "float32", 0, [1], [1]] for i in range(2))
+    told = {"memories": [[1, "float32", 0.0]], "launches": [[0, [1], {"x": ["tensor", x], "y": ["tensor", y]}]]}
+    copied = relaunch(told | {"sources": [["kernel", COPY, {"language": ["module", "tl"]}]]}, [torch.ones(1)], [y])
+    assert copied.result == [torch.ones(1)]
+    with pytest.raises(Stopped, match="x is a tensor"):
+        relaunch(told | {"sources": [["kernel", TORCH, {"language": ["module", "tl"]}]]}, [torch.ones(1)], [y])

@@ -81,12 +81,24 @@ def test_seconds_count_in_which_nobody_else_had_the_processors(kind, monkeypatch
     monkeypatch.setattr(patience.time, "monotonic", lambda: now["passed"])
     monkeypatch.setattr(patience, "cores", lambda: 2)
     monkeypatch.setattr(patience, "_turn", lambda pid: turns[pid] if now["passed"] else (0.0, 0.0))
+    monkeypatch.setattr(patience, "computed", lambda pid: turns[pid][0] if now["passed"] else 0.0)
     clock, impatient = patience.Clock(range(len(turns)), most=6.0), patience.Clock(range(len(turns)))
     now["passed"] = PASSED
     assert clock.seconds() == pytest.approx(counts, abs=0.1)
     assert impatient.seconds() == PASSED
     assert clock.over(counts - 0.2)
     assert not clock.over(counts + 0.2)
+
+
+def test_who_waits_for_threads_of_his_own_waits_for_nobody_else(monkeypatch):
+    now = {"passed": 0.0}
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now["passed"])
+    monkeypatch.setattr(patience, "cores", lambda: 2)
+    monkeypatch.setattr(patience, "_turn", lambda pid: (0.1 * now["passed"], 0.9 * now["passed"]))
+    monkeypatch.setattr(patience, "computed", lambda pid: 2.0 * now["passed"])
+    clock = patience.Clock([PID], most=6.0)
+    now["passed"] = PASSED
+    assert clock.seconds() == PASSED
 
 
 def test_where_nobody_says_who_waits_a_slow_machine_tells_how_busy_it_was(monkeypatch):

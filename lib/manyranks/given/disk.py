@@ -28,7 +28,7 @@ _new = count()  # of files that are made, in this process
 class Disk:
     """A folder with these files.
 
-    contents: all that files have held, each once; records of several disks share it.
+    contents: all that files have held, each once; records of several disks share it; None for no record.
     notes: a folder; beside it is another one for all disks of this process, which goes where the notes go.
     full: whether a file's fsync finds no room.
     look: called before each fsync, rename and removal.
@@ -37,7 +37,7 @@ class Disk:
     """
 
     def __init__(
-        self, files: dict[str, bytes], contents: list[bytes], notes: str, full: bool = False, look: Callable = lambda: None
+        self, files: dict[str, bytes], contents: list | None, notes: str, full: bool = False, look: Callable = lambda: None
     ):
         self.steps: list[tuple[str, str, dict[str, tuple[str, int]]]] = []
         self.opened, self._contents, self._full, self._look = 0, contents, full, look
@@ -66,7 +66,7 @@ class Disk:
 
     def _note(self, what: str, place: str = "") -> None:
         now = {}
-        for path, data in self.files.items():
+        for path, data in () if self._contents is None else self.files.items():
             if data not in self._contents:
                 self._contents.append(data)
             now[path] = os.path.basename(self._names[path]), self._contents.index(data)

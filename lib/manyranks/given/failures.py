@@ -109,6 +109,12 @@ RESUMES = (
 )
 
 
+def drawn_resumes(random: Random) -> list[Resume]:
+    """Returns some from other steps, of other sizes, with and without batches read ahead."""
+    sizes = ((random.randint(30, 500), 12, *random.sample((2, 3, 4, 6), 2), random.randint(5, 40)) for _ in range(2))
+    return [Resume(*own, ahead) for own, ahead in zip(sizes, (0, random.randint(1, 4)), strict=True)]
+
+
 def weight(state: Any, depth: int = 0) -> int:
     """Returns the bytes of a state. Raises Stopped for what has no place in a checkpoint."""
     if isinstance(state, Tensor):

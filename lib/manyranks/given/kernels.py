@@ -91,6 +91,18 @@ class Product(NamedTuple):
         return f"{sizes}, a budget of {self.budget:,} bytes and {self.shared:,} of shared memory"
 
 
+def drawn_products(random: Random) -> list[Product]:
+    """Returns a wide product and a tall one, with a budget and memory for one tile."""
+    found = []
+    for wide in (True, False):
+        tile, k = (32, random.choice((64, 128))), random.randint(20, 50)
+        size = random.randint(20, 32), random.randint(tile[1] + 1, 2 * tile[1])
+        asks = 4 * (k * (2 * size[0] + size[1]) + size[0] * size[1])
+        m, n = size if wide else size[::-1]
+        found.append(Product(m, k, n, asks + random.randrange(500), 64 * sum(tile) + random.randrange(500)))
+    return found
+
+
 class Tokens(NamedTuple):
     """strong: what hidden vectors are multiplied by: logits of ±100 have no exponential in float32."""
 

@@ -184,10 +184,11 @@ def _like(one: Sick, *words) -> Sick:
     if one.slow:  # of six ranks, some have too few messages to tell
         rank = one.slow.rank if ranks == 6 else random.randrange(ranks)
         return one._replace(slow=one.slow._replace(rank=rank, times=one.slow.times * random.uniform(1, 1.5)))
+    one = one._replace(sizes=dict(random.sample([*one.sizes.items()], len(one.sizes))))
     if one.forgotten:
-        sizes, stage = dict(random.sample([*one.sizes.items()], len(one.sizes))), random.choice((0, 1))
-        forgotten = Forgotten(random.choice(("dp", "cp")), stage if "pp" in sizes else None)
-        return one._replace(sizes=sizes, forgotten=forgotten)
+        stage = random.choice((0, 1))
+        forgotten = Forgotten(random.choice(("dp", "cp")), stage if "pp" in one.sizes else None)
+        return one._replace(forgotten=forgotten)
     return one._replace(work=one.work._replace(tokens=random.randint(4, 100), width=random.choice((16, 32, 64))))
 
 

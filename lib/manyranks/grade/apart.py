@@ -37,6 +37,7 @@ from manyranks.world import cells, confine, limits, local, messages, sandbox
 from manyranks.world import scratch as scratches
 from manyranks.world.confine import Confined
 from manyranks.world.errors import NotStarted, RankHung, WorldError
+from manyranks.world.patience import computed
 from manyranks.world.plain import NotPlain, pack, unpack
 from manyranks.world.rank import die_with_the_parent
 from manyranks.world.trouble import late
@@ -106,7 +107,8 @@ _idle: dict[bool, list[local.Forkserver]] = {True: [], False: []}  # that no sub
 @dataclass
 class _Case:
     """A submission that is being judged. number: its place; pid: of the process that judges it, and other: the way there;
-    until: when the next message has to be there; scratch: the folder of its ranks, which server forks."""
+    until: when the next message has to be there; scratch: the folder of its ranks, which server forks; before: the seconds of
+    processors that this one had used."""
 
     number: int
     pid: int
@@ -114,6 +116,7 @@ class _Case:
     server: local.Forkserver
     scratch: str
     until: float
+    before: float
 
 
 class Judge:
@@ -220,7 +223,8 @@ class Judge:
                 other.close()
             _live(read, Confined(there, scratch), self._seed, theirs, server)
         theirs.close()
-        self._cases.append(case := _Case(number, pid, mine, server, scratch, time.monotonic() + _A_CHECK))
+        before = computed(server.pid, children=True)
+        self._cases.append(case := _Case(number, pid, mine, server, scratch, time.monotonic() + _A_CHECK, before))
         return case
 
     def _server(self) -> local.Forkserver:
@@ -262,6 +266,8 @@ class Judge:
         """What has come of it, if anything has. Raises Ended and NotJudged."""
         if not local.readable(case.other.fileno()):
             if time.monotonic() > case.until:
+                if computed(case.server.pid, children=True) - case.before > _SUBMISSION:
+                    raise Ended(f"its ranks have used more than {_SUBMISSION:.0f} s of the processors")
                 raise NotJudged(f"this machine took more than {_A_CHECK:.0f} s for one check")
             return None
         try:

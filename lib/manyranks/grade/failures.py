@@ -203,6 +203,7 @@ loader = _task(
     ),
     make=Resume.made,
     cases=given.RESUMES,
+    more=given.drawn_resumes,
     worlds=(2,),
     advice=(
         (arguments("Loader"), "derive it from Batches"),
@@ -217,7 +218,9 @@ loader = _task(
 
 def _newest(given: tuple[dict, dict[str, bytes]], function: Callable, watch: Watch) -> dict:
     manifests, files = given
-    with Disk(files, [], watch.folder).mounted() as disk:
+    disk = Disk(files, None, watch.folder)
+    del given, files  # what they held is on the disk only
+    with disk.mounted():
         found = function(manifests)
     if not (found is None or isinstance(found, str)):
         raise Stopped(f"newest_whole returned {kind_of(found)}", "it returns a checkpoint's name, or None")

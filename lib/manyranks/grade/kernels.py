@@ -74,6 +74,10 @@ def _again(names: tuple[str, ...], facts: Callable[[Any, Counted], dict], case: 
     inputs = [one for one in given if isinstance(one, Tensor)]
     before, places = deepcopy(inputs), told["results"]
     counted = relaunch(told["launches"], inputs, [one for one in places if not isinstance(one, str)])
+    loaded, needed = counted.requested_bytes(kind="load"), sum(one.nbytes for one in inputs)
+    if loaded < needed:
+        found = f"the kernels loaded {loaded:,} bytes, and the inputs have {needed:,}"
+        raise Stopped(found, "a kernel of yours loads every element of the inputs")
     tensors = iter(counted.result)
     results = [one if isinstance(one, str) else next(tensors) for one in places]
     found = dict(zip(names, results, strict=False)) | {"the number of results": len(results)}
@@ -182,6 +186,7 @@ product = _kernel_task(
         Product(160, 24, 48, 61_000, 8_200),
         Product(64, 64, 64, 24_576, 4_096, torch.float16),
     ),
+    more=given.drawn_products,
     make=_factors,
     unexplained="out[i, j] is the sum over k of a[i, k] · b[j, k]; k beyond K must not count",
 )

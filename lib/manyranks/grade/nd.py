@@ -330,7 +330,7 @@ straggler = _task(
     f'it returns a pair: a rank, and "{COMPUTES}" or "{SENDS}"',
     (
         values(0.7, "finds the rank that everybody waits for", "rank$", alone=True),
-        values(0.3, "and whether it computes slowly, or sends slowly", "cause$", alone=True),
+        values(0.3, "and whether it computes slowly, or sends slowly", "cause$", alone=True)._replace(needs=1),
     ),
     _clusters("C"),
     unexplained="first compare compute seconds within each stage. If these are equal: a call's own time is its ranks' shortest "

@@ -46,7 +46,7 @@ shift = _task(
     (
         values(0.6, "returns the tensor of the rank `by` places before", "the result", alone=True),
         messages(0.2, "sends to the rank `by` places ahead", hint=_WHOM)._replace(needs=1),
-        sent(0.1, "sends its tensor once, and nothing to itself", hint=_ONCE),
+        sent(0.1, "sends its tensor once, and nothing to itself", "^(?!recv)", hint=_ONCE),
         facts(0.1, "leaves its input as it was", "input", hint="receive into a new tensor: torch.empty_like(x)"),
     ),
     make=lambda case, rank, n, seed: (normal((case.elements,), seed, case, rank), case.by),

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from manyranks import busy
 from manyranks.grade.learner import Ready, refuse_itself, refused, watched
 from manyranks.measure import journal
+from manyranks.measure.elsewhere import Elsewhere
 from manyranks.measure.journal import Stopped
 from manyranks.measure.prints import Fact, size
 from manyranks.measure.watch import Event, Watch
@@ -37,6 +38,7 @@ CELLS = 12.0  # seconds that a notebook's cells may take on ranks that are new, 
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s
 PATIENCE = 6.0  # times as long a run may last while other programs have the processors: its seconds are those that it had
 _LEAST_SECONDS = 2.0  # what a case gets when those before it have used the time up: a right one takes a part of a second
+_OVER = "all that a submission's code may take in time has been taken", "look at cells and answers that take long"
 _OVERHEAD, _UNNOTED = 2, 1 << 20  # of what is sent beside what is noted: headers; connections and new groups
 _NAMES = {Send: "send", Recv: "recv"}
 _KINDS = ("gradient", "call", "wait", "mark")
@@ -120,10 +122,10 @@ def unconfined() -> Iterator[None]:
 
 
 class Job(NamedTuple):
-    """What a rank runs. given: to this rank; ready: whose functions the answer may not call; word: that nobody has seen."""
+    """What a rank runs. given: to it, which takes it out; ready: whose functions are refused; word: that nobody has seen."""
 
     run: Run
-    given: Any
+    given: list
     ready: Ready
     word: str
 
@@ -185,8 +187,10 @@ def trials(
         with _room() as room, World(n, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
             world.patience = PATIENCE
             for i, case in enumerate(cases(n)):
+                if budget and budget.left <= 0:
+                    return [*done, Trial(n, case, f"{n}/{i}", trouble=Trouble(*_OVER))]
                 share = min(_RUN_SECONDS / 2 ** (budget.late if budget else 0), left)  # each late check halves it for the next
-                world.timeout = round(min(_RUN_SECONDS, max(_LEAST_SECONDS, share)), 1)
+                world.timeout = round(_left(min(_RUN_SECONDS, max(_LEAST_SECONDS, share))), 1)
                 given = tuple(make(case, rank, n, seed) for rank in range(n))
                 done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, ready))
                 left -= spent(world)
@@ -202,7 +206,7 @@ def trials(
 def ran_again(found: list[Trial], again: Again, make: Make) -> list[Trial]:
     """Trials with what comes of their results on a rank that has run nothing of the learner's, and gets other numbers."""
     fences = {"confined": confined} if confined else {}
-    with World(1, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
+    with World(1, backend="gloo", timeout=_left(_RUN_SECONDS), **fences) as world:
         world.patience = PATIENCE
         own = [replace(one, given=(make(one.case, 0, 1, seed + 1),)) for one in found]
         return [_again(world, one, again.then) if one.seen else one for one in own]
@@ -227,6 +231,11 @@ def _sent_again(again: Then, case: Any, given: Any, results: dict) -> dict:
     return {name: _sendable(value) for name, value in again(case, given, results).items()}
 
 
+def _left(seconds: float) -> float:
+    """No more than the submission has, or hardly."""
+    return min(seconds, max(_LEAST_SECONDS, budget.left)) if budget else seconds
+
+
 def spent(world: World) -> float:
     """The seconds that the last run took, which the submission has no more."""
     if budget:
@@ -239,7 +248,7 @@ def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, ready:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
         word = secrets.token_hex(8)
-        jobs = Each(Job(run, own, ready, word) for own in new.given)
+        jobs = Each(Job(run, [own], ready, word) for own in new.given)
         outcome = _outcome(world, answer, jobs, word, folder)
         notes = journal.read(folder, world.size)
     return replace(new, notes=notes, printed=head(printed.getvalue()), **outcome)
@@ -293,7 +302,7 @@ def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str)
 
 def _prepare(world: World, answer: Callable) -> None:
     """Fresh ranks have a network of their own, and a stranger's notebook to run: that is no part of a case."""
-    seconds, world.timeout = world.timeout, max(CELLS, world.timeout)
+    seconds, world.timeout = world.timeout, _left(max(CELLS, world.timeout))
     try:
         world.run(callable, answer if confined else int)
     finally:
@@ -322,10 +331,11 @@ def rehearse(answer, job: Job, folder: str) -> dict:
     watch = Watch(folder, dist.get_rank())
     refuse_itself(answer, job.ready)
     with watch.watching(), refused(job.ready) as still_watched:
-        given = deepcopy(job.given)  # tensors that came by a message stand on it, and have storages that nobody can resize
+        _came = Elsewhere(job.given).tensors  # they stay, and count, without what else came
+        given = [deepcopy(job.given.pop())]  # tensors that came stand on a message: nobody can resize their storages
         watch.leave_out(answer)
-        watch.meet(given)
-        results = {name: _sendable(value) for name, value in job.run(given, answer, watch).items()}
+        watch.meet(*given)
+        results = {name: _sendable(value) for name, value in job.run(given.pop(), answer, watch).items()}
         word = still_watched(job.word) if callable(still_watched) else ""
     events = [tuple(event) for event in watch.events]
     return {"results": results, "events": events, "held": watch.held, "peak": watch.peak_bytes, "watched": word}

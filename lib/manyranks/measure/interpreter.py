@@ -91,6 +91,20 @@ if not hasattr(ASTTransformer, "visit_Compare"):
     ASTTransformer.visit_FunctionDef = _one_by_one
 
 
+def _annotated(rewrite):
+    """The rewritten function has its annotations as text, and only "tl.constexpr" is known as that."""
+
+    def rewritten(self):
+        function = rewrite(self)
+        function.__annotations__ = self.fn.__annotations__
+        return function
+
+    return rewritten
+
+
+InterpretedFunction.rewrite = _annotated(InterpretedFunction.rewrite)
+
+
 def _travels(kernel: InterpretedFunction) -> tuple:
     """A kernel goes to a rank with the text of its file. The interpreter reads it to rewrite assignments, and from
     Triton 3.9 on comparisons such as a < b < c. Without it the kernel would run as it stands, and compute something else.

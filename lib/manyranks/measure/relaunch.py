@@ -18,22 +18,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyranks.measure.interpreter import InterpretedFunction, tl, triton
+from manyranks.measure.interpreter import GridExecutor, InterpretedFunction, tl, triton
 from manyranks.measure.journal import Stopped
 from manyranks.measure.kernel import Counted, count
 
 _MODULES = {"tl": tl, "triton": triton, "math": math}
 _BUILTINS = {"range": range, "min": min, "max": max, "float": float, "int": int, "abs": abs, "print": print, "len": len}
 _BUILTINS |= {"bool": bool, "str": str}
-_NODES = "Module FunctionDef arguments arg Assign AugAssign AnnAssign For While If Pass Break Continue Return Expr Call keyword"
+_NODES = "Module arguments arg Assign AugAssign AnnAssign For While If Pass Break Continue Return Expr Call keyword"
 _NODES += (
     " Name Attribute Subscript Slice Tuple List Constant BinOp UnaryOp Compare BoolOp IfExp JoinedStr FormattedValue Assert"
 )
 _SIGNS = ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
-_HIDDEN = {"handle", "builder", "fn", "run", "src", "format"}  # these lead out of a kernel, and so does what isn't Triton's own
-_OTHERS = {name: one for module in (tl, tl.math) for name, one in vars(module).items() if name != "math"}
-_HIDDEN |= {name for name, one in _OTHERS.items() if not str(getattr(one, "__module__", None)).startswith("triton.")}
-_ALSO = {"cdiv", "next_power_of_2", *dir(math)}  # of other modules than tl
+_OF_TRITON = {name for name, one in vars(tl).items() if f"{getattr(one, '__module__', '')}".startswith("triton.")}
+_OF = {"tl": _OF_TRITON | {"math"}, "triton": {"cdiv", "next_power_of_2"}, "math": {*dir(math)}}  # what leads nowhere else
+_CLASSES = [one for one in vars(tl).values() if isinstance(one, type)]
+_OF_VALUES = {name for one in _CLASSES for name in dir(one)} | ({*vars(tl.math)} - {"core", "wraps"})
+_OF_VALUES |= {"type", "dtype", "shape", "numel", "value", "name", "scalar", "element_ty", "primitive_bitwidth"}
 _OWN = "a kernel uses its arguments, tl, numbers that are defined above it, and kernels of its own"
 _MOST = 200  # launches
 
@@ -69,21 +70,21 @@ class Launches:
     def launch(self, kernel: InterpretedFunction, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
         if len(self._launches) >= _MOST:
             raise Stopped(f"more than {_MOST} kernels were started", "a kernel has many programs: give it a grid")
-        told = {name: self._told(value, f"the argument {name}") for name, value in arguments.items()}
+        told = {
+            name: ["tensor", self.place(value)] if isinstance(value, Tensor) else self._told(value, f"the argument {name}")
+            for name, value in arguments.items()
+        }
         self._launches.append([self._number(kernel), [int(one) for one in grid], told])
 
     def told(self) -> dict:
         return {"memories": self._memories, "sources": self._sources, "launches": self._launches}
 
     def _told(self, value: Any, what: str) -> list:
-        if isinstance(value, Tensor):
-            return ["tensor", self.place(value)]
+        """Neither a tensor nor a module, through which a kernel could do anything."""
         if isinstance(value, tl.constexpr):
             return ["constexpr", self._told(value.value, what)]
         if isinstance(value, tl.dtype):
             return ["dtype", str(value)]
-        if isinstance(value, ModuleType) and value in _MODULES.values():
-            return ["module", next(name for name, one in _MODULES.items() if one is value)]
         if isinstance(value, InterpretedFunction):
             return ["kernel", self._number(value)]
         if isinstance(value, torch.dtype):
@@ -102,10 +103,11 @@ class Launches:
             if any(isinstance(node, ast.Raise) for node in ast.walk(tree)):
                 return self._kernels[function]  # one that is not written yet says so when it runs
             known = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-            modules = {name for name, one in known.items() if isinstance(one, ModuleType)}
-            used = _checked(tree, modules) - _BUILTINS.keys()
-            named = {name: known.get(name) for name in used}
-            source[2] = {name: self._told(one, f"{name}, in {function.__name__},") for name, one in named.items()}
+            names = {id(one): name for name, one in _MODULES.items()}
+            modules = {name: names.get(id(one), "") for name, one in known.items() if isinstance(one, ModuleType)}
+            for name in _checked(tree, modules) - _BUILTINS.keys():
+                what = f"{name}, in {function.__name__},"
+                source[2][name] = ["module", modules[name]] if name in modules else self._told(known.get(name), what)
         return self._kernels[function]
 
 
@@ -141,26 +143,32 @@ def relaunch(told: dict, inputs: list[Tensor], results: list[list]) -> Counted:
 
     def meant(value: list) -> Any:
         kind, its = value
-        if kind == "tensor":
-            memory, dtype, offset, shape, stride = its
-            return torch.empty(0, dtype=_dtype_of(dtype)).set_(storages[memory], offset, tuple(shape), tuple(stride))
         own: dict[str, Callable] = {"constexpr": lambda: tl.constexpr(meant(its)), "dtype": lambda: tl.dtype(its)}
-        own |= {"module": lambda: _MODULES[its], "kernel": lambda: kernels[its], "torch": lambda: _dtype_of(its)}
+        own |= {"kernel": lambda: kernels[its], "torch": lambda: _dtype_of(its)}
         return own.get(kind, lambda: its)()
+
+    def at(place: list) -> Tensor:
+        memory, dtype, offset, shape, stride = place
+        return torch.empty(0, dtype=_dtype_of(dtype)).set_(storages[memory], offset, tuple(shape), tuple(stride))
+
+    def launch(kernel: InterpretedFunction, grid: list[int], arguments: dict[str, list]) -> None:
+        tensors = {name: at(its) for name, (kind, its) in arguments.items() if kind == "tensor"}
+        if found := tensors.keys() & {*GridExecutor(kernel.rewrite(), kernel.arg_names, ()).constexprs}:
+            raise Stopped(f"{min(found)} is a tensor, and the kernel has it as a tl.constexpr", _OWN)
+        kernel[tuple(grid)](**{name: meant(value) for name, value in arguments.items()} | tensors)
 
     for i, source in enumerate(told["sources"]):
         kernels.append(_compiled(*source, i))
     for kernel, (_, _, used) in zip(kernels, told["sources"], strict=True):
-        kernel.fn.__globals__.update({name: meant(value) for name, value in used.items()})
+        kernel.fn.__globals__.update({name: meant(value) for name, value in used.items() if value[0] != "module"})
 
     def run() -> list[Tensor]:
-        for number, grid, arguments in told["launches"]:
-            values = {name: meant(value) for name, value in arguments.items()}
+        for number, grid, arguments in told["launches"][:_MOST]:
             if number < 0:
-                values["tensor"].fill_(values["value"])
+                at(arguments["tensor"][1]).fill_(float(arguments["value"][1]))
             else:
-                kernels[number][tuple(grid)](**values)
-        return [meant(["tensor", place]) for place in results]
+                launch(kernels[number], grid, arguments)
+        return [at(place) for place in results]
 
     return count(run)
 
@@ -178,35 +186,40 @@ def _dtype_of(name: str) -> torch.dtype:
 def _compiled(name: str, text: str, used: dict[str, list], number: int) -> InterpretedFunction:
     """A kernel of this source, which can do nothing but compute."""
     tree, file = ast.parse(text), f"<kernel {number}>"
-    _checked(tree, {alias for alias, (kind, _) in used.items() if kind == "module"})
+    modules = {alias: its for alias, (kind, its) in used.items() if kind == "module"}
+    if found := _checked(tree, modules) - used.keys() - _BUILTINS.keys():
+        raise Stopped(f"{name} uses {min(found)}", _OWN)
     text = ast.unparse(tree)
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     names: dict[str, Any] = {"__builtins__": _BUILTINS, "__name__": "kernel"}
-    names |= {alias: _MODULES[its] for alias, (kind, its) in used.items() if kind == "module"}
+    names |= {alias: _MODULES[its] for alias, its in modules.items()}
     exec(compile(text, file, "exec"), names)
     return InterpretedFunction(names[name])
 
 
-def _checked(tree: ast.Module, modules: set[str]) -> set[str]:
+def _checked(tree: ast.Module, modules: dict[str, str]) -> set[str]:
     """The names that a kernel uses and does not define. Raises Stopped where it does more than compute.
 
-    modules: what is known as a module, which stands in front of a dot and nowhere else.
+    modules: what is known as a module, and which one it is; it stands in front of a dot and nowhere else.
     """
     if len(tree.body) != 1 or not isinstance(kernel := tree.body[0], ast.FunctionDef):
         raise Stopped("a kernel is no function", _OWN)
     kernel.decorator_list = []
-    nodes = [*ast.walk(tree)]
+    nodes = [one for one in ast.walk(tree) if one is not kernel]
     names, dots = ([one for one in nodes if isinstance(one, kind)] for kind in (ast.Name, ast.Attribute))
     own = {kernel.name} | {one.arg for one in nodes if isinstance(one, ast.arg)}
     own |= {one.id for one in names if not isinstance(one.ctx, ast.Load)}
-    other = [type(one).__name__ for one in nodes if type(one).__name__ not in _NODES.split() and not isinstance(one, _SIGNS)]
+    head = {one.id for one in ast.walk(kernel.args) if isinstance(one, ast.Name)}  # outside, where nothing is its own
+    allowed = _NODES.split()
+    other = [type(one).__name__ for one in nodes if type(one).__name__ not in allowed and not isinstance(one, _SIGNS)]
     based = {id(one.value) for one in dots}
     alone = [one.id for one in names if one.id in modules and (id(one) not in based or one.id in own)]
-    changed = [one for one in dots if not isinstance(one.ctx, ast.Load)]
-    led = [ast.unparse(one) for one in dots if one.attr.startswith("_") or one.attr in _HIDDEN or one in changed]
-    of_triton = [
-        one.attr for one in dots if isinstance(one.value, ast.Name) and one.value.id in modules and one.value.id != "tl"
-    ]
-    if found := [*other, *alone, *led, *(set(of_triton) - _ALSO)]:
+    led = [one.id for one in names if one.id.startswith("__")]
+    for one in dots:
+        module = modules.get(one.value.id) if isinstance(one.value, ast.Name) else None
+        known = _OF_VALUES if module is None else _OF.get(module, ())
+        if one.attr not in known or one.attr.startswith("_") or not isinstance(one.ctx, ast.Load):
+            led.append(ast.unparse(one))
+    if found := [*other, *alone, *led]:
         raise Stopped(f"{kernel.name} uses {found[0]}", _OWN)
-    return {one.id for one in names} - own
+    return ({one.id for one in names} - own) | head

@@ -71,12 +71,13 @@ class Clock:
     pids: of the processes; none where all seconds count
     most: how many times as long the seconds may be in all
 
-    Processes that sleep need no processor, so all their seconds count, however busy the machine is.
+    Processes that sleep need no processor, so all their seconds count, however busy the machine is. Who waits for threads of
+    his own waits for nobody else: what these take counts as his.
     """
 
     def __init__(self, pids: Iterable[int] = (), most: float = 1.0):
         self._began, self._most, self._slow = time.monotonic(), most, 0.0
-        self._before = {pid: turn for pid in pids if (turn := _turn(pid))} if most > 1 else {}
+        self._before = {pid: (*turn, computed(pid)) for pid in pids if (turn := _turn(pid))} if most > 1 else {}
 
     def forget(self, seconds: float) -> None:
         """Does not count seconds that somebody else has taken."""
@@ -94,12 +95,26 @@ class Clock:
 
             self._slow = self._slow or max(1.0, slowness())
             return passed / min(self._slow, self._most)
-        pairs = [(turn, now) for pid, turn in self._before.items() if (now := _turn(pid))]
-        ran = sum(now[0] - before[0] for before, now in pairs)
-        wanted = ran + sum(now[1] - before[1] for before, now in pairs)
-        could = min(wanted, passed * cores()) if pairs else 0.0  # had no other program run
+        turns = [(*turn, computed(pid), *before) for pid, before in self._before.items() if (turn := _turn(pid))]
+        ran = sum(max(own - own_before, all_ - before) for own, _, all_, own_before, _, before in turns)
+        wanted = sum(own + waited - own_before - waited_before for own, waited, _, own_before, waited_before, _ in turns)
+        could = min(wanted, passed * cores())  # had no other program run
         others = min(wanted, passed) * (1 - ran / could) if could > ran else 0.0
         return max(passed - others, passed / self._most)
+
+
+def computed(pid: int, children: bool = False) -> float:
+    """Returns the seconds of processors that a process has used, with all threads and children, also those that ended.
+
+    children: whether those count that live
+    """
+    found = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in [process, *(process.children(recursive=True) if children else ())]:
+            with contextlib.suppress(psutil.Error):
+                found += sum(one.cpu_times()[:4])
+    return found
 
 
 def _turn(pid: int) -> tuple[float, float] | None:

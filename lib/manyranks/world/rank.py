@@ -172,6 +172,7 @@ def _perform(task: list, recorder: Recorder, running: threading.Event, pack: Cal
     try:
         running.set()
         function, args, kwargs, wanted = messages.unpack(task)
+        task.clear()  # what the function lets go of is nowhere else
         if function is not debugger.after:
             debugger.keep(None)
         value, reply.recording = record(recorder, wanted, function, args, kwargs)
