@@ -190,7 +190,7 @@ def trials(
                 if budget and budget.left <= 0:
                     return [*done, Trial(n, case, f"{n}/{i}", trouble=Trouble(*_OVER))]
                 share = min(_RUN_SECONDS / 2 ** (budget.late if budget else 0), left)  # each late check halves it for the next
-                world.timeout = round(_left(min(_RUN_SECONDS, max(_LEAST_SECONDS, share))), 1)
+                world.timeout = _left(min(_RUN_SECONDS, max(_LEAST_SECONDS, share)))
                 given = tuple(make(case, rank, n, seed) for rank in range(n))
                 done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, ready))
                 left -= spent(world)
@@ -233,7 +233,7 @@ def _sent_again(again: Then, case: Any, given: Any, results: dict) -> dict:
 
 def _left(seconds: float) -> float:
     """No more than the submission has, or hardly."""
-    return min(seconds, max(_LEAST_SECONDS, budget.left)) if budget else seconds
+    return round(min(seconds, max(_LEAST_SECONDS, budget.left)) if budget else seconds, 1)
 
 
 def spent(world: World) -> float:
