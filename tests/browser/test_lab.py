@@ -233,20 +233,21 @@ def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapte
             lambda: explorer.move(layout, 2),
             lambda: explorer.move(layout, -2),
             lambda: explorer.move(ranks),
-            lambda: explorer.move(variant),
+            lambda: explorer.move(variant, 3),
             lambda: explorer.move(exchange),
             lambda: explorer.move(mask),
             lambda: explorer.drag(length, -300),
             lambda: explorer.move(cluster),
             lambda: explorer.move(tensor),
+            lambda: explorer.move(tensor, -1),
             lambda: explorer.move(model),
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to zigzag and back
         assert lines[1] == "Limit: compute."
-        assert lines[5] == "Limit: compute."  # without a mask
+        assert lines[6] == "Limit: compute."  # without a mask
         explorer.move(model, 2)
-        explorer.move(variant)
+        explorer.move(variant, -1)
         assert explorer.status().startswith("Not possible: small GPT: Ulysses needs c = 16 to divide heads = 4")
 
 
