@@ -443,11 +443,11 @@ def test_each_late_check_leaves_half_as_long_for_the_next_and_a_submission_has_a
     """The first three take 5.25 s, and a busy machine more to start their ranks and run their cells."""
     monkeypatch.setattr(trial, "_RUN_SECONDS", 3.0)
     monkeypatch.setattr(trial, "_LEAST_SECONDS", 0.5)
-    monkeypatch.setattr(apart, "_SUBMISSION", 6.0)
-    asleep = several("import time\ndef shard(tensor): time.sleep(600)\n", 6)
+    monkeypatch.setattr(apart, "_SUBMISSION", 7.0)
+    asleep = several("import time\ndef shard(tensor): time.sleep(600)\n", 8)
     said = [one.report.lines[0].found for one in court.judged(lambda: asleep)]
     assert [line.partition("not over after ")[2].partition(" s")[0] for line in said[:3]] == ["3", "1.5", "0.8"]
-    assert said[-1] == "the cells and checks above it took more than 6 s"
+    assert said[-1] == "the cells and checks above it took more than 7 s"
 
 
 def test_who_sleeps_a_little_less_than_each_limit_has_no_more_time_than_others(court, monkeypatch):
