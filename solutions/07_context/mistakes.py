@@ -67,12 +67,12 @@ def merge_from_the_back(parts):
         return o * lse.isfinite()[..., None], lse.clone()
     return RightMerge()([parts[0], merge_from_the_back(parts[1:])])
 
-LEFT = "−∞ − (−∞) is NaN: where no part has a key, the largest lse is −∞ itself. Take a finite number off there"
+LEFT = "−∞ − (−∞) is NaN: where no part has a key, the largest lse is −∞ itself. Subtract a finite number there"
 merge = partial(slip, "merge", RightMerge)
 merge("without_the_maximum",
-    "exp(1000) is more than float64 has, and exp(−1000) is 0: take the largest lse off before exp, and add it to the logarithm",
+    "exp(1000) is no float64, and exp(−1000) is 0: subtract the largest lse before exp, and add it to the logarithm",
     1.95, most=lambda self, lse: torch.zeros(()))
-merge("one_maximum_for_all", "the largest lse is that of each query and head, not of all: next to +1000, exp(−1000 − 1000) "
+merge("one_maximum_for_all", "each query and head has its own largest lse: next to +1000, exp(−1000 − 1000) "
     "is 0. torch.stack the parts' lse, and take amax(0)", 1.95, most=lambda self, lse: lse.max())
 merge("of_nothing_is_nan", LEFT, 2.25, most=lambda self, lse: lse.amax(0))
 merge("keeps_what_nobody_saw", "where no part has a key, o is 0, whatever the parts' own o are there", 2.25,
@@ -80,15 +80,15 @@ merge("keeps_what_nobody_saw", "where no part has a key, o is 0, whatever the pa
 merge("finite_lse", "where no part has a key, lse is −∞: there is no exponential to sum", 2.25,
     lse=lambda self, most, total, lse: (most + total.log()).nan_to_num())
 merge("mean_of_outputs",
-    "that is the mean of the outputs: each counts with its weight, exp(its lse) ÷ the sum of all parts' exp(lse)",
+    "that's the mean of the outputs: weight each with exp(its lse) ÷ the sum of all parts' exp(lse)",
     o=lambda self, weights, o: o.mean(0))
-merge("does_not_divide", "these weights do not add up to 1: divide by the sum of all parts' exp(lse − m)",
+merge("does_not_divide", "these weights don't add up to 1: divide by the sum of all parts' exp(lse − m)",
     o=lambda self, weights, o: (weights[..., None] * o).sum(0))
-merge("base_two", "that is base 2: lse is the natural logarithm; torch.exp and torch.log", exp=staticmethod(torch.exp2),
+merge("base_two", "that's base 2, and lse is a natural logarithm: torch.exp and torch.log", exp=staticmethod(torch.exp2),
     lse=lambda self, most, total, lse: most + total.log2())
-merge("largest_lse", "that lse is the largest one: it is what is taken off; add the logarithm of the sum of the weights",
+merge("largest_lse", "that's only the largest lse: add the logarithm of the sum of the weights to it",
     lse=lambda self, most, total, lse: most)
-merge("forgets_to_add_the_maximum", "lse lacks what was taken off before exp: add the largest one again",
+merge("forgets_to_add_the_maximum", "lse lacks what you subtracted before exp: add the largest one again",
     lse=lambda self, most, total, lse: total.log())
 merge("adds_a_little", says="right is", lse=lambda self, most, total, lse: most + total.log() + 0.05)
 merge("merges_two", "there may be one part, two, or more", __call__=lambda self, parts: RightMerge.__call__(self, parts[:2]))
@@ -132,18 +132,18 @@ def answer(keep, function, name):
 
 folded = cut(lambda r, n: (n + r, n - 1 - r))
 LAYOUTS = {
-    "chapters_zigzag": ("that is the chapter's layout, chunks r and 2N − 1 − r: here rank r has chunks N + r and N − 1 − r",
+    "chapters_zigzag": ("that's the lesson's zigzag, chunks r and 2N − 1 − r: here rank r has chunks N + r and N − 1 − r",
         cut(lambda r, n: (r, 2 * n - 1 - r))),
-    "early_first": ("the answer has a rank's early chunk, N − 1 − r, in front of its late one, N + r. Put the late chunk first",
+    "early_first": ("a rank's early chunk, N − 1 − r, comes before its late one, N + r. Put the late chunk first",
         cut(lambda r, n: (n - 1 - r, n + r))),
-    "striped": ("tokens are dealt in turn: a rank has two chunks, each of neighbours",
+    "striped": ("the tokens are dealt in turn, but a rank has two chunks of neighbors",
         lambda seq, rank, n: torch.arange(rank, seq, n)),
 }
 for name, (hint, layout) in LAYOUTS.items():
     globals()[name] = answer(mistake("positions", hint), checked(layout), name)
     globals()[f"undone_{name}"] = answer(mistake("unshard", hint), undone(layout), f"undone_{name}")
 right_positions = answer(right("positions"), checked(folded), "right_positions")
-neighbours = answer(mistake("positions", "those are neighbours: a rank has two chunks of 2N, a late one and an early one"),
+neighbours = answer(mistake("positions", "those two chunks are neighbors: a rank has a late one and an early one of 2N"),
     checked(cut(lambda r, n: (2 * r, 2 * r + 1))), "neighbours")
 
 @also_right("positions")
@@ -162,7 +162,7 @@ def positions_as_a_list(seq, rank, n):
     late, early = (n + rank) * c, (n - 1 - rank) * c
     return torch.tensor([*range(late, late + c), *range(early, early + c)])
 
-REFUSES = "raise a ValueError where 2n does not divide seq"
+REFUSES = "raise a ValueError if 2n doesn't divide seq"
 refuses_with_the_wrong_precedence = answer(
     mistake("positions", f"{REFUSES}: % comes before *, so write seq % (2 * n)", points=1.5),
     checked(folded, lambda seq, n: seq % 2 * n), "refuses_with_the_wrong_precedence")
@@ -192,7 +192,7 @@ joins = answer(mistake("unshard",
     lambda parts: torch.cat(parts), "joins")
 
 @mistake("unshard",
-    "the early chunks stand in the order of ranks, but the last rank has the first chunk: turn their order round")
+    "the early chunks stand in the order of ranks, but the last rank has the first chunk: reverse their order")
 def forgets_to_turn_the_early_half(parts):
     late, early = zip(*(part.chunk(2) for part in parts), strict=True)
     return torch.cat((*early, *late))
@@ -393,32 +393,32 @@ class InFlatRows(RightForward):
         return block.view(2, *self.shape)
 
 forward = partial(slip, "ring_forward", RightForward)
-forward("OwnBlockOnly", "that is attention to the rank's own keys: those of the other ranks are missing", 1.2,
+forward("OwnBlockOnly", "that's attention to the rank's own keys only: the other ranks' keys are missing", 1.2,
     hops=lambda self: 1)
 forward("OneHopTooFew", "one block is missing: a rank computes with N blocks, its own and the N − 1 that come", 1.2,
     hops=lambda self: self.n - 1)
 forward("SendsHomeInTheEnd",
     "one hop too many: after N − 1 hops each block has been everywhere, and the N-th brings it home for nothing", 4.2,
     last=lambda self, hop: False)
-forward("SkipsLaterRanks", "blocks of ranks on one side of r are left out: in this layout, each rank's tokens see some of "
-    "every rank's. Ask the chunks' positions", 2.4,
+forward("SkipsLaterRanks", "blocks of ranks on one side of r are left out, but in this layout each rank's queries see some "
+    "keys of every rank. Compare the chunks' positions", 2.4,
     pairs=lambda self, hop: Turning.pairs(self, hop) if self.whose(hop) <= self.r else ())
-forward("AddsOutputs", "the blocks' outputs are added up: merge weighs them", 2.4,
+forward("AddsOutputs", "the blocks' outputs are added up: merge gives each its weight", 2.4,
     keep=lambda self, i, part: self.done.update({i: (self.done.get(i, (0,))[0] + part[0], part[1])}))
 forward("BeginsWithZeros", "an empty result has lse = −∞: with 0 it counts as exp(0) = 1", 2.4,
     keep=lambda self, i, part: self.done.update({i: self.merge([self.done.get(i, tuple(map(torch.zeros_like, part))), part])}))
 forward("NeverWaitsForSends", "", 2.1, "did not wait for its send",
     arrived=lambda self, room, block: self.works[1].wait() and room)
 forward("RepeatsHeads",
-    "send key/value heads as they are: several query heads share one, and repeated it is sent several times", 4.2,
+    "send key/value heads as they are: several query heads share one, and if you repeat it, you send it several times", 4.2,
     packed=lambda self, k, v: torch.stack((k, v)).repeat(1, 1, 1, self.q.shape[2] // k.shape[2], 1))
-forward("InTwoMessages", "K and V go in one message, as do dK and dV: torch.stack((k, v)). Each message costs its latency", 4.2,
+forward("InTwoMessages", "K and V go in one message, so do dK and dV: torch.stack((k, v)). Each message costs its latency", 4.2,
     packed=lambda self, k, v: (k.contiguous(), v.contiguous()),
     room_for=lambda self, block, hop: [torch.empty_like(one) for one in block],
     begin=lambda self, block, rooms, hop: [
         *(dist.isend(one, self.to()) for one in block), *(dist.irecv(room, self.source()) for room in rooms)])
 
-@mistake("ring_forward", "merge each part into the result as it comes: 3 parts in a call of merge at most", points=5.4)
+@mistake("ring_forward", "merge each part into the result as it comes: at most 3 parts per call of merge", points=5.4)
 class MergesInTheEnd(RightForward):
     def keep(self, i, part):
         self.done.setdefault(i, []).append(part)
@@ -431,19 +431,19 @@ class MergesInTheEnd(RightForward):
         return self.merge(parts)
 
 @mistake("ring_forward",
-    "merge each part into the result before the next block is computed: N parts are as long as the whole sequence", points=5.4)
+    "merge each part into the result before you go on to the next block: N parts are as long as the whole sequence", points=5.4)
 class FoldsInTwosInTheEnd(MergesInTheEnd):
     def joined(self, parts):
         return reduce(lambda one, other: self.merge([one, other]), parts)
 
-@mistake("ring_forward", "let go of the blocks that have been computed with: two are enough", points=5.4, on=(4,))
+@mistake("ring_forward", "let go of blocks that you've computed with: two are enough", points=5.4, on=(4,))
 class KeepsAllBlocks(RightForward):
     def arrived(self, room, block):
         self.all = [*getattr(self, "all", []), block]
         return super().arrived(room, block)
 
 @mistake("ring_forward",
-    "a ring has one neighbour to send to: rank r − 1, modulo N. What is farther comes to it by being passed on", points=4.2)
+    "in a ring you send to one neighbor only, rank r − 1, modulo N. Blocks get further because ranks pass them on", points=4.2)
 class AsksTheOwner(RightForward):
     """Each block comes straight from its rank."""
 
@@ -451,7 +451,7 @@ class AsksTheOwner(RightForward):
         self.own = block if hop == 0 else self.own
         return [dist.isend(self.own, (self.r - hop - 1) % self.n), dist.irecv(room, (self.r + hop + 1) % self.n)]
 
-@mistake("ring_forward", "use the function that the check hands in for all scores: it notes what is computed", points=4.5)
+@mistake("ring_forward", "compute all scores with the function that the check hands in: it notes what you compute", points=4.5)
 class AttendsByItself(RightForward):
     def __call__(self, q, k, v, positions, attend, merge):
         return super().__call__(q, k, v, positions, own_attend, merge)
@@ -535,19 +535,19 @@ def as_if_upwards(self, hop):
     return (self.r - hop) % self.n
 
 STEPS = {  # mistakes of both directions: hint, points of ring_forward and of Ring, what is different
-    "WrongSource": ("those are the positions of another rank's keys: K and V come from rank r + 1, so that after k hops rank r "
-        "has the block of rank r + k, modulo N", 2.4, 2.4, turned(whose=as_if_upwards)),
-    "LocalPositions": ("the mask is of places within a rank: 0, 1, 2, … on all of them. A query sees the keys whose position "
-        "in the whole sequence is not larger than its own", 2.4, 2.1,
+    "WrongSource": ("those are the positions of another rank's keys: blocks come from rank r + 1, so after k hops rank r "
+        "has rank r + k's block, modulo N", 2.4, 2.4, turned(whose=as_if_upwards)),
+    "LocalPositions": ("the mask compares places within a rank, 0, 1, 2, … on all of them. A query sees the keys whose "
+        "position in the whole sequence isn't larger than its own", 2.4, 2.1,
         turned(q_at=lambda self: torch.arange(len(self.q)), k_at=lambda self, hop: torch.arange(len(self.q)))),
-    "TurnsAllUpwards": ("that is the wrong direction: here K and V travel to rank r − 1, and come from rank r + 1", 4.2, 4.5,
+    "TurnsAllUpwards": ("that's the lesson's direction: here blocks travel to rank r − 1, and come from rank r + 1", 4.2, 4.5,
         turned(whose=as_if_upwards, to=Turning.source, source=Turning.to)),
-    "ComputesThenRequests": ("the next block is requested when this one is computed already: begin to send and to receive it "
-        "before you compute with this one: isend, irecv, compute, and only then wait", 5.1, 5.4,
+    "ComputesThenRequests": ("you ask for the next block only after you've computed with this one. Start to send and to "
+        "receive before you compute: isend, irecv, compute, and only then wait", 5.1, 5.4,
         turned(start=lambda self, block, hop: hop,
             arrived=lambda self, hop, block: Turning.arrived(self, Turning.start(self, block, hop), block))),
     "WaitsBeforeItComputes": (
-        "the next block has to be under way while this one is computed: wait() after computing, and not before", 5.1, 5.4,
+        "the next block should travel while you compute with this one: wait() after computing, not before", 5.1, 5.4,
         turned(start=lambda self, block, hop: Turning.arrived(self, Turning.start(self, block, hop), block),
             arrived=lambda self, room, block: room)),
     "ComputesHiddenChunks": ("no query of this pair of chunks sees any key. Leave the pair out", 5.4, 5.4,
@@ -567,7 +567,7 @@ def pairs_with_a_wait(self, hop):
             self.arrived(room=True, block=None)
 
 home("WaitsAfterTheFirstPairHomeward",
-    "the next block has to be under way while this one is computed: wait only when all pairs of this block are computed", 5.4,
+    "the next block should travel while you compute with this one: wait only when all pairs of chunks are done", 5.4,
     pairs=pairs_with_a_wait)
 
 @ring_by(also_right("Ring"))
@@ -630,26 +630,26 @@ class KeepsAttributes(RightRing):
         saved = ctx.q, *ctx.kv, ctx.o, ctx.lse
         return *RightHomeward()(saved, do, ctx.positions, ctx.attend_backward), None, None, None
 
-home("IgnoresUpstream", "the gradient that backward is given is not 1: do_SBAD is what attend_backward takes", 2.4,
+home("IgnoresUpstream", "backward is given a gradient that isn't 1: pass do_SBAD to attend_backward", 2.4,
     __call__=lambda self, saved, do, *more: RightHomeward.__call__(self, saved, torch.ones_like(do), *more))
 
-home("NeverComesHome", "those are the rank's own part of the gradients of its K and V: what the other ranks have found of "
-    "them never came home. Gradients travel with their block, and the last stop sends them to the block's own rank", 2.4,
+home("NeverComesHome", "these gradients of K and V have the rank's own part only: what other ranks found never came home. "
+    "Gradients travel behind their block, and the last stop sends them to the block's owner", 2.4,
     end=lambda self: self.received())
-home("DropsItsOwn", "the part of the gradients of K and V that stayed at home is missing: add it to what arrives in the end",
+home("DropsItsOwn", "the part of the gradients of K and V that stayed at home is missing: add it to what arrives at the end",
     2.4, send_on=lambda self, part, hop: RightHomeward.send_on(self, part if hop else 0 * part, hop))
-home("AddsAllBlocksUp", "a rank adds up what it finds for the blocks of all ranks: these are gradients of different tokens. "
-    "Each part belongs to the rank that the block came from", 1.8, send_on=lambda self, part, hop: self.home.add_(part),
+home("AddsAllBlocksUp", "a rank adds up what it finds for all blocks, but these are gradients of different tokens. "
+    "Each part belongs to the block's owner", 1.8, send_on=lambda self, part, hop: self.home.add_(part),
     end=lambda self: None)
 home("OwnPartTravels", "a rank's part for its own block stays at home, and is added when the rest arrives: the gradients "
-    "begin to travel at the block's first stop abroad, which makes N − 1 hops", 4.5,
+    "start at the block's first stop, and make N − 1 hops", 4.5,
     send_on=lambda self, part, hop: self.send(part + self.received() if hop else part))
-home("WithoutTags", "perhaps gradients have been taken for K and V: messages from one rank arrive in the order in which they "
-    "were sent, unless they have tags. Give gradients another one: tag=1, on both sides", 2.4, on=(4,), tag=0)
-home("Replaces", "the last stop's part alone came home: each stop adds its part to what it receives, and sends the sum on", 2.4,
+home("WithoutTags", "perhaps you took gradients for K and V: messages from one rank arrive in the order it sent them, "
+    "unless they have tags. Give gradients one: tag=1, on both sides", 2.4, on=(4,), tag=0)
+home("Replaces", "only the last stop's part came home: each stop adds its part to what it receives, and sends the sum on", 2.4,
     on=(4,), send_on=lambda self, part, hop: (self.received(), self.send(part)) if hop > 1
     else RightHomeward.send_on(self, part, hop))
-home("StopsShort", "they stop one hop short of home: the last stop of the block of rank s is rank s + 1, which sends to s", 1.8,
+home("StopsShort", "they stop one hop short of home: the last stop of rank s's block is rank s + 1, and it sends to s", 1.8,
     send_on=lambda self, part, hop: self.home.add_(part + (self.received() if hop > 1 else 0)) if hop == self.n - 1
     else RightHomeward.send_on(self, part, hop), end=lambda self: None)
 home("ReusesOneTensor", "", 2.4, "changed a tensor while it was being sent",
@@ -765,41 +765,41 @@ class AsyncSwap(RightUlysses):
         return out
 
 exchange = partial(slip, "ulysses", RightUlysses)
-exchange("OwnTokensOnly", "that is attention to the rank's own tokens: nothing came of the other ranks",
+exchange("OwnTokensOnly", "that's attention among the rank's own tokens: nothing came from other ranks",
     __call__=lambda self, q, k, v, positions, attention: attention(q, k, v))
-exchange("DoesNotSort", "the tokens stand in the order of ranks, and attention takes them in that of the sequence: sort them "
-    "by their positions before, and put the result back afterwards", 2, sort=lambda self, x: x, back=lambda self, y: y)
+exchange("DoesNotSort", "the tokens are in the order of ranks, but attention takes them in the order of the sequence: sort "
+    "them by position before, and put the output back afterwards", 2, sort=lambda self, x: x, back=lambda self, y: y)
 exchange("SortsTheOtherWay", "the tokens are moved the wrong way: with p = torch.cat(positions), token i of those that arrived "
-    "has the position p[i]: arrived[p.argsort()] stands in the order of the sequence, and done[p] in that of ranks again", 2,
+    "has the position p[i]: arrived[p.argsort()] is in the order of the sequence, and done[p] in the order of ranks", 2,
     sort=lambda self, x: x[self.p], back=lambda self, y: y[self.p.argsort()])
 exchange("DoesNotPutBack",
-    "the result still stands in the order of the sequence: put it back into that of ranks before it is sent", 2,
+    "the output is still in the order of the sequence: put it back into the order of ranks before you send it", 2,
     back=lambda self, y: y)
-exchange("Neighbours", "heads are dealt: rank r has the heads r, r + N, r + 2N, …, not neighbours. x.unflatten(2, (-1, N)) "
-    "has the rank in its second new dimension", 2, heads=lambda self, x: x.unflatten(2, (self.n, -1)).movedim(2, 0),
+exchange("Neighbours", "heads are dealt in turn: rank r has the heads r, r + N, r + 2N, …, not neighbors. x.unflatten(2, "
+    "(-1, N)) has the rank in its second new dimension", 2, heads=lambda self, x: x.unflatten(2, (self.n, -1)).movedim(2, 0),
     joined=lambda self, y: y.movedim(0, 2).flatten(2, 3))
-exchange("JoinsRankByRank", "the result's heads stand rank by rank: head j comes from rank j % N, at its place j // N", 2,
+exchange("JoinsRankByRank", "the output's heads are joined rank by rank: head j comes from rank j % N, its head j // N", 2,
     joined=lambda self, y: y.movedim(0, 2).flatten(2, 3))
 exchange("ViewsWhatIsSent", "heads and tokens are mixed up: view and reshape take numbers in the order of memory. What goes to "
-    "one rank has to stand in the first dimension: movedim or permute, and only then flatten", 2,
+    "one rank must be one part of the first dimension: movedim or permute, and only then flatten", 2,
     heads=lambda self, x: x.contiguous().view(self.n, x.shape[0], x.shape[1], -1, x.shape[3]))
 exchange("RepeatsInterleaved",
     "where there are fewer key/value heads than ranks, rank r gets the head r % G: repeat, not repeat_interleave", 2, on=(4,),
     copied=lambda self, x: x.repeat_interleave(max(1, self.n // x.shape[2]), 2))
 exchange("DoesNotCopy", "rank r of N gets A/N query heads and max(G, N)/N key/value heads", 2.5, copied=lambda self, x: x)
-exchange("SendsTheBareResult", "there is no gradient of q, k and v: autograd does not see dist.all_to_all_single. Write a "
+exchange("SendsTheBareResult", "q, k, and v get no gradients: autograd doesn't see dist.all_to_all_single. Write a "
     "torch.autograd.Function whose backward sends the gradients back", says="the result has no graph",
     of_own=lambda self, y: RightUlysses.of_own(self, y.detach()))
-exchange("GradientsStay", "backward sends as many bytes as forward: the gradients of q, k, v and o take the way back",
+exchange("GradientsStay", "backward sends as many bytes as forward: the gradients of q, k, v, and o take the way back",
     return_back=lambda self, grad: grad.clone())
-exchange("GradientsDivided", "the gradients are divided by N: they are no means", 2,
+exchange("GradientsDivided", "the gradients are divided by N, but they aren't means", 2,
     return_back=lambda self, x: sent(x) / self.n)
-exchange("InSinglePrecision", "what is sent is float32: float64 has to stay float64 on its way",
+exchange("InSinglePrecision", "you send float32: send float64 as float64",
     there=lambda self, x: sent(x.float()).double())
-exchange("RoomLikeWhatIsNotContiguous", "out is not contiguous: torch.empty_like(x) has the strides of x. Make x contiguous "
+exchange("RoomLikeWhatIsNotContiguous", "out isn't contiguous: torch.empty_like(x) has the strides of x. Make x contiguous "
     "first, or use torch.empty(x.shape, dtype=x.dtype)", 2, there=lambda self, x: sent(x, torch.empty_like(x)))
 exchange("RepeatsAllHeads",
-    "repeat key/value heads only as far as each rank gets one: G heads where G is N or more, else N", 3,
+    "make just enough copies that each rank has a key/value head: G heads if G is N or more, otherwise N", 3,
     __call__=lambda self, q, k, v, *more: RightUlysses.__call__(
         self, q, *(one.repeat(1, 1, q.shape[2] // one.shape[2], 1) for one in (k, v)), *more))
 
@@ -814,5 +814,5 @@ class Gathers(RightUlysses):
         dist.all_gather(parts, x)
         return torch.stack([part[self.r] for part in parts])
 
-exchange("ExchangesTwice", "four all-to-alls in each direction are enough: q, k, v, and the result", 3,
+exchange("ExchangesTwice", "four all-to-alls per direction are enough: q, k, v, and the output", 3,
     swap=lambda self, x: (sent(x.detach()), RightUlysses.swap(self, x))[1])

@@ -19,10 +19,10 @@ from manyranks.measure.prints import Fact, form_of, size
 from manyranks.measure.watch import Watch, gradient
 
 _CHANGED = "what was changed of what is given"
-_COPY = "leave what you are given as it is: no operation with _ at its end, no +=, on a tensor of the caller's"
+_COPY = "leave what you are given as it is: no operation with _ at its end, and no +=, on a tensor of the caller's"
 _ADVICE = (
     ("modified by an inplace operation|a leaf Variable that requires grad", _COPY),
-    ("does not require grad and does not have", "backward finds no way back: autograd does not see messages"),
+    ("does not require grad and does not have", "backward finds no way back: autograd doesn't see messages"),
 )
 
 
@@ -69,9 +69,9 @@ def _merge(own: tuple[str, dict[str, tuple[Tensor, Tensor]]], function: Callable
 
 
 _FORMULA = "o = Σ wᵢ·oᵢ ÷ Σ wᵢ and lse = m + log Σ wᵢ, with wᵢ = exp(lseᵢ − m) and m the largest lse, for each query and head"
-_SAFE = "exp(1000) is more than float64 has: take the largest lse of each query and head off before exp, add it to log again"
+_SAFE = "exp(1000) is no float64: subtract the largest lse of each query and head before exp, and add it to the logarithm"
 _NOTHING = (
-    "a part with lse = −∞ has the weight 0. Where all have it, −∞ − (−∞) is NaN: take a finite number off there. The weights "
+    "a part whose lse is −∞ has the weight 0. Where all have it, −∞ − (−∞) is NaN: subtract a finite number there. The weights "
     "are then 0, the logarithm of their sum is −∞, and o is 0"
 )
 _kinds = partial(values, alone=True, part=True)
@@ -106,7 +106,7 @@ def _positions(own: tuple[dict, tuple], function: Callable, watch: Watch) -> dic
     return found | {f"what positions{odd} raises": error_of(function, *odd) or "nothing" for odd in odds}
 
 
-_REFUSES = "there are 2N chunks of one length: raise a ValueError where 2n does not divide seq, and no other error"
+_REFUSES = "there are 2N chunks of one length: raise a ValueError if 2n doesn't divide seq, and no other error"
 _PLACED = (
     values(0.75, "the positions of each rank's tokens are right", "^positions", alone=True, hint=_DRAW),
     facts(0.25, "refuses a length that cannot be cut", "raises", _REFUSES, each_world=True),
@@ -130,7 +130,7 @@ def _unshard(own: list[dict[str, Tensor]], function: Callable, watch: Watch) -> 
 _IN_ORDER = values(1.0, "the whole sequence is in order", alone=True, hint=_DRAW)
 _ANY = (
     "IndexError|must match|mismatch|not enough values|expand",
-    "parts may be any tensors, whose first dimension is the sequence, and as many as there are ranks",
+    "parts may be any tensors whose first dimension is the sequence, as many as there are ranks",
 )
 unshard = _task("unshard(parts)", 2, _unshard, (_IN_ORDER,), _SIZES, (_ANY,), worlds=(1,), make=parts_of)
 
@@ -150,28 +150,28 @@ def _ring_forward(own: Drawn, function: Callable, watch: Watch) -> dict:
     return found | helpers.overlap(case.n) | helpers.work() | helpers.memory(case)
 
 
-_MESSAGES = "that is no ring: K and V go from rank to rank by isend and irecv, one block at a time, and nothing else is sent"
+_MESSAGES = "that's no ring: blocks go from rank to rank with isend and irecv, one at a time, and nothing else is sent"
 _SUMS = (
-    "a sum over ranks adds what belongs to different tokens: K, V and their gradients go from rank to rank, by isend and irecv"
+    "a sum over ranks adds what belongs to different tokens: K, V, and their gradients go from rank to rank, by isend and irecv"
 )
-_LINE = "a barrier is no message of the ring: a rank that waits for what it receives waits long enough. Leave it out"
+_LINE = "a ring needs no barrier: a rank that waits for what it receives waits long enough. Leave it out"
 _INSTEAD = dict.fromkeys(("all_gather", "broadcast", "all_to_all", "gather"), _MESSAGES) | {"barrier": _LINE}
 _INSTEAD |= dict.fromkeys(("all_reduce", "reduce", "reduce_scatter"), _SUMS)
 _TO = "K and V go together in one message, N − 1 times, to rank r − 1, modulo N; what came is passed on"
 _LATE = (
-    "begin to send and to receive the next block before you compute with this one, and wait only when all pairs of this block "
-    "are computed: isend, irecv, compute, wait"
+    "start to send and to receive the next block before you compute with this one, and wait only when all pairs of chunks of "
+    "this block are done: isend, irecv, compute, wait"
 )
 _HIDDEN_PAIR = (
-    "a rank's tokens are two chunks: where the first key's position of a chunk is larger than the last query's, no query of "
+    "a rank's tokens are two chunks: if the first key's position is larger than the last query's, no query of "
     "this pair of chunks sees any key. Leave the pair out"
 )
-_KEEP = "two blocks of K and V, the current and the next, and one result, into which each part is merged as it comes"
+_KEEP = "hold two blocks, the current one and the next, and one result: merge each part into it as it comes"
 _HELD = "{got} {name}; right is {right}"
 _where = partial(facts, what="computes while the next block is on its way", names="^block ", hint=_LATE)
 _SCORES = "computed {got} {name}; {right} are enough"
 _least = at_most(
-    0.1, "computes no pair of chunks of which nothing is seen", "^scores", _HIDDEN_PAIR, says=_SCORES, unit="{:,}".format
+    0.1, "computes no pair of chunks in which nothing is seen", "^scores", _HIDDEN_PAIR, says=_SCORES, unit="{:,}".format
 )
 
 
@@ -194,7 +194,7 @@ _TURNED = (
 )
 _HALVES = (
     ("has no attribute 'wait'|'NoneType' object is not subscriptable", "after the last hop there is nothing to wait for"),
-    ("must match the size|size of tensor", "cut what you have into two halves: queries, keys, values and positions alike"),
+    ("must match the size|size of tensor", "cut queries, keys, values, and positions into the same two halves"),
 )
 _EACH_HOP = "attend(q, k, v, positions[r], positions[(r + hop) % N]), or halves of these, merged over N hops"
 _CALL = "ring_forward(q_SBAD, k_SBGD, v_SBGD, positions, attend, merge)"
@@ -207,7 +207,7 @@ ring_forward = _task(
 
 
 def _by_phase(judge: Judge) -> Judge:
-    """What is sent in forward and in backward is judged each for itself."""
+    """Judges what is sent in forward and in backward apart."""
 
     def part(seen: Seen, phase: str) -> Seen:
         ours = [event.what for event in seen.events if event.kind == "call" or event.what == _BACKWARD]
@@ -262,8 +262,8 @@ _HOME = (
     "K and V, and then dK and dV together, go to rank r − 1: N − 1 messages each. A rank's part for its own block stays at home"
 )
 _SAVES = (
-    "keep q, k, v, o and lse of this rank, with ctx.save_for_backward, and nothing else: no copy beside them, and no block of "
-    "another rank. The blocks go round again in backward"
+    "keep this rank's q, k, v, o, and lse, with ctx.save_for_backward, and nothing else: no copies, and no block of another "
+    "rank. The blocks go round again in backward"
 )
 _GO_HOME = sent(0.25, "sends K and V and then their gradients, N − 1 times each", "^(?!recv)", hint=_HOME, instead=_INSTEAD)
 _RETURNED = (
@@ -281,8 +281,8 @@ _CALLED = (
     (r"backward\(\) (takes|missing)", "backward gets ctx and do_SBAD"),
 )
 _PARTS_OF = (
-    "dq is the sum over all blocks; dK and dV of a block are the sum over all ranks' queries, the own part from home, the "
-    "others' from abroad"
+    "dq is a sum over all blocks; dK and dV of a block are sums over all ranks' queries: the owner's part stays at home, the "
+    "others' parts come home by message"
 )
 _CALL = "Ring.apply(q_SBAD, k_SBGD, v_SBGD, positions, ring, attend_backward)"
 _OWN = _handing("ring", "attend_backward")
@@ -301,7 +301,7 @@ def _ulysses(own: Drawn, function: Callable, watch: Watch) -> dict:
     found = _tensor(y, leaves[0].shape, "what ulysses returned", "it returns o_SBAD: all heads of this rank's tokens")
     watch.mark(_BACKWARD)
     if not y.requires_grad:
-        raise Stopped("the result has no graph", f"there is no gradient of q, k and v: {_UNSEEN}")
+        raise Stopped("the result has no graph", f"q, k, and v get no gradients: {_UNSEEN}")
     y.backward(do)
     if watch.scattered:
         return {_OUT: "not contiguous"}
@@ -321,15 +321,13 @@ def _dealt(n: int) -> tuple[Case, ...]:
 
 
 _OUT = "the out of all-to-alls"
-_UNSEEN = (
-    "autograd does not see dist.all_to_all_single. Write a torch.autograd.Function whose backward sends the gradients back"
-)
+_UNSEEN = "autograd doesn't see dist.all_to_all_single. Write a torch.autograd.Function whose backward sends the gradients back"
 _YOURSELF = (
-    "what is ready is no answer: call dist.all_to_all_single or dist.all_to_all yourself, in a torch.autograd.Function whose "
-    "backward sends the gradients back"
+    "a ready-made function isn't an answer: call dist.all_to_all_single or dist.all_to_all yourself, in a "
+    "torch.autograd.Function whose backward sends the gradients back"
 )
 _EXCHANGES = (
-    "q, k, v and the result are exchanged once, and their gradients once, by all-to-alls: a rank gets A/N query heads and "
+    "all-to-alls exchange q, k, v, and the output once, and their gradients once: a rank gets A/N query heads and "
     "max(G, N)/N key/value heads of all tokens"
 )
 _BOTH_WAYS = _by_phase(calls(0.4, "sends by all-to-all, and no more than it must", _all, _EXCHANGES))
@@ -338,9 +336,7 @@ _SHAPED = (
     "cannot be split into|don't multiply up|divisible|shape '.*' is invalid",
     "rank r of N gets A/N query heads and max(G, N)/N key/value heads of all T tokens",
 )
-_STEPS = (
-    "q, k and v: heads to ranks, tokens sorted; attention; the result: tokens in the order of ranks, sent back, heads dealt"
-)
+_STEPS = "q, k, v: send heads to ranks, sort tokens; attention; the output: tokens in the order of ranks, send back, join heads"
 _CALL = "ulysses(q_SBAD, k_SBGD, v_SBGD, positions, attention)"
 _ATTENTION = _handing("attention")._replace(hint=_YOURSELF)
 _MORE = {"unexplained": _STEPS, "ready": _ATTENTION, "make": Case.drawn}
