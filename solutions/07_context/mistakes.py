@@ -78,7 +78,7 @@ merge("of_nothing_is_nan", LEFT, 2.25, most=lambda self, lse: lse.amax(0))
 merge("keeps_what_nobody_saw", "where no part has a key, o is 0, whatever the parts' own o are there", 2.25,
     o=lambda self, weights, o: torch.where(weights.sum(0)[..., None] > 0, RightMerge.o(self, weights, o), o[0]))
 merge("finite_lse", "where no part has a key, lse is −∞: there is no exponential to sum", 2.25,
-    lse=lambda self, most, total, lse: (most + total.log()).nan_to_num())
+    lse=lambda self, most, total, lse: (most + total.log()).nan_to_num(neginf=-1e300))
 merge("mean_of_outputs",
     "that's the mean of the outputs: weight each with exp(its lse) ÷ the sum of all parts' exp(lse)",
     o=lambda self, weights, o: o.mean(0))
