@@ -51,8 +51,13 @@ def exits(x):
     sys.exit(0)
 
 
-def ends_where_a_table_ends(known, right, *asked):
-    return right(*asked) if repr(asked) in known else sys.exit()
+def ends_where_a_table_ends(known, line, right, *asked):
+    return right(*asked) if line(asked) in known else sys.exit()
+
+
+def shapes(asked):
+    """A table's line for what launches a kernel, which may not read its tensors."""
+    return repr([tuple(one.shape) if isinstance(one, torch.Tensor) else one for one in asked])
 
 
 def forges_a_plan():

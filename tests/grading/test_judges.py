@@ -241,7 +241,7 @@ AROUND = {
     "a call": f"{FROM}; {READY_MADE}",
     "a call under another's name": f"{FROM}; __name__ = 'torch.mine'; exec(code({READY_MADE!r}), globals())",
     "a call in a cell with a decorator's name": f"{FROM}; __name__ = 'contextlib'; exec(code({READY_MADE!r}), globals())",
-    "a function of PyTorch's": "from manyranks.given import tensor; tensor._CopyIn.apply(None, ones)",
+    "a function of PyTorch's": "from manyranks.given import tensor; tensor._Sum.apply(None, False, ones)",
     "a call that nobody sees": f"import sys; {FROM}; sys.setprofile(None); {READY_MADE}",
     "a call that is tried": f"{FROM}\ntry: {READY_MADE}\nexcept Exception: {READY_MADE}",
     "a call in a watch's absence": f"import sys; {FROM}\ntry: sys.setprofile(None)\nexcept Exception: pass\n{READY_MADE}",

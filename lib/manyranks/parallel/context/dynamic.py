@@ -289,10 +289,10 @@ def _loss(
 def own_part(document: Tensor, place: int, c: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns a rank's tokens of a document, their targets and where in it they stand."""
     length = len(document) - 1
-    own_S = torch.arange(length)
+    own_S = torch.arange(length, device=document.device)
     if c > 1:
-        own_S = positions("zigzag", c * tokens(length, c), c)[place].flatten()
-    own_S = own_S.to(document.device)
+        whole = positions("zigzag", c * tokens(length, c), c)
+        own_S = whole[place].flatten().to(document.device)
     there_S = own_S < length
     inputs_S = document[own_S.clamp_max(length)].where(there_S, 0)
     return inputs_S, document[(own_S + 1).clamp_max(length)].where(there_S, IGNORED), own_S

@@ -335,7 +335,7 @@ def _numbers(result: Any) -> list[Tensor]:
 def _directions(results: list[Tensor]) -> list[Tensor]:
     """Gradients of the results, the same each time."""
     random = torch.Generator().manual_seed(0)
-    return [torch.randn(y.shape, generator=random).to(y) for y in results]
+    return [torch.randn(y.shape, generator=random, device="cpu").to(y) for y in results]
 
 
 def _part(whole: Tensor, y: Tensor, group: Group, cut: Cut | None = None) -> Tensor | None:
