@@ -309,7 +309,7 @@ def _ulysses(own: Drawn, function: Callable, watch: Watch) -> dict:
 
 
 def _all(made: list[Sent]) -> list[str]:
-    """How much each operation is given; how often does not matter."""
+    """Adds up what each operation is given, however often it is called."""
     kinds = dict.fromkeys((call.op, call.dtype) for call in made if call.op != "recv")
     total = {kind: sum(call.bytes for call in made if (call.op, call.dtype) == kind) for kind in kinds}
     return [f"{op} of {count:,} bytes of {dtype}" for (op, dtype), count in total.items()]
