@@ -252,16 +252,19 @@ def step(
     _check(documents, plan, groups, len(everyone.ranks))
     count = sum(len(document) - 1 for document in documents)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    for parameter in parameters:
-        if parameter.grad is None:  # a rank without documents takes part in the sum
-            parameter.grad = torch.zeros_like(parameter)
-    total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+    before = [p.grad for p in parameters]  # of earlier steps: already the ranks' sum
+    for parameter in parameters:  # a rank without documents takes part in the sum
+        parameter.grad = torch.zeros_like(parameter)
+    total = torch.zeros((), dtype=torch.float64, device=documents[0].device)
     for micro in plan:
         if everyone.place in micro.ranks:
             loss = _loss(model, documents, micro, groups, everyone) / count
             loss.backward()
             total += loss.detach()
     sum_gradients(parameters, group)
+    for parameter, earlier in zip(parameters, before, strict=True):
+        if earlier is not None:
+            parameter.grad += earlier
     dist.all_reduce(total, group=group)
     return total
 
