@@ -29,6 +29,8 @@ FIGURES = {
     "mask of documents": lambda: context.mask("zigzag", seq=32, documents=(12, 15, 5), tile=4),
     "hops": lambda: context.hops("striped"),
     "hops of 8": lambda: context.hops("zigzag", n=8),
+    "homeward": lambda: context.homeward(),
+    "behind attention": lambda: context.behind_attention({"half": 0.5, "twice": 2}),
     "heads": lambda: context.all_to_all(),
     "grouped heads": lambda: context.all_to_all(8, 4, 2),
     "many heads": lambda: context.all_to_all(16, 8, 8),

@@ -68,8 +68,9 @@ def ring(n: int = 4) -> style.Figure:
     return drawings.pieces({"at first": held[0], "hop 1": held[1]}, [("to the next", "queries stay", "")], ["gathered"] * 2)
 
 
-def homeward(n: int = 4) -> style.Figure:
-    """Draws which block each rank has after each hop of backward, and behind it its gradient. n: ranks, 2 to 4."""
+def homeward() -> style.Figure:
+    """Draws which block each of 4 ranks has after each hop of backward, and behind it its gradient."""
+    n = 4
     panels = {f"hop {hop}": [(rank - hop) % n for rank in range(n)] for hop in range(1, n)} | {"home": list(range(n))}
     held = {title: [[(f"dK {k}", "gradients")] for k in blocks] for title, blocks in panels.items()}
     for title in list(panels)[:-1]:
@@ -77,12 +78,12 @@ def homeward(n: int = 4) -> style.Figure:
     return drawings.who_holds(held, height=1.2)
 
 
-def behind_attention(messages: Mapping[str, float], n: int = 4) -> style.Figure:
-    """Draws a ring's hops on a lane of attention and one of messages.
+def behind_attention(messages: Mapping[str, float]) -> style.Figure:
+    """Draws the hops of a ring of 4 on a lane of attention and one of messages.
 
-    messages: title -> a message's time ÷ that of a hop's attention; n: ranks
+    messages: title -> a message's time ÷ that of a hop's attention
     """
-    lanes, phases = {}, {}
+    n, lanes, phases = 4, {}, {}
     for title, ratio in messages.items():
         done, here, spans = 0.0, 0.0, {"attention": [], "network": []}
         for hop in range(n):
