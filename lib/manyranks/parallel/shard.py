@@ -47,12 +47,16 @@ DIMENSIONS = {"dim", "ndimension", "ndim"}
 
 
 class Origin(NamedTuple):
-    """A part's whole: its name and shape, the first element of the part, the ranks."""
+    """A part's whole: its name and shape, the first element of the part, the ranks.
+
+    gradient: of a matrix, whose sides an optimizer that needs all of it asks for
+    """
 
     name: str = "a shard"
     shape: torch.Size = torch.Size()
     first: int = 0
     group: Group = None
+    gradient: bool = False
 
 
 class Shard(Tensor):
@@ -79,6 +83,7 @@ class Shard(Tensor):
         if name == "__setitem__" and isinstance(args[0], Shard):
             return _assign(*args)
         side = name == "size" and len(args) + len(kwargs) > 1  # they mean the whole's
+        side |= name in ("size", "shape") and first.origin.gradient
         if not _may(func, name) or side or not _fit(found, args, kwargs):
             raise ValueError(
                 f"{name} of {first.origin.name}, outside its module's forward: here is "
@@ -131,6 +136,14 @@ def as_part(tensor: Tensor, like: Shard) -> Shard:
     with torch.no_grad(), as_parts():
         found = tensor.as_subclass(Shard)
     found.origin = like.origin
+    return found
+
+
+def as_gradient(tensor: Tensor, of: Shard) -> Shard:
+    """Returns a tensor as this rank's part of the gradient of something."""
+    found, origin = as_part(tensor, of), of.origin
+    name, matrix = f"the gradient of {origin.name}", len(origin.shape) > 1
+    found.origin = origin._replace(name=name, gradient=matrix)
     return found
 
 
