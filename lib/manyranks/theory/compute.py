@@ -35,6 +35,15 @@ class Site:
     place: Place
     imbalance: float
 
+    def of(self, part: str) -> "Site":
+        """The site as far as a part of a stage knows it: only a layer with experts knows how these are cut, so that all else is
+        timed once for all ways to cut them, and what stands outside of layers once for all ways to recompute them."""
+        if part == "moe":
+            return self
+        local = self.local._replace(ep=1, expert_tp=self.local.tp)
+        local = local if part == "dense" else local._replace(recompute="none")
+        return site(self.shape, local, self.place.cluster, self.place.constants)
+
 
 @functools.lru_cache(maxsize=16384)
 def site(shape: ModelShape, local: Local, cluster: Cluster, constants: Constants, imbalance: float = 1.0) -> Site:
@@ -78,7 +87,7 @@ def compute(dealt: Dealt, at: Site) -> Work:
 
 @functools.lru_cache(maxsize=16384)
 def _parts(at: Site, names: tuple[str, ...]) -> Parts:
-    return Parts({name: of_part(at, name) for name in names})
+    return Parts({name: of_part(at.of(name), name) for name in names})
 
 
 @functools.lru_cache(maxsize=65536)

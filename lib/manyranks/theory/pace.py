@@ -9,7 +9,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.calls import AGAIN, BACKWARD, BESIDE, FORWARD
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.communicate import BETWEEN, Passing, Timed
-from manyranks.theory.compute import Busy, Work
+from manyranks.theory.compute import Busy, Site, Work
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.network import Hops, Seconds
 from manyranks.theory.plan import Local, Plan, check_imbalance
@@ -124,6 +124,15 @@ def of_stages(work: Work, sent: Timed) -> dict[Stage, Both]:
     return {stage: _of_stage(tuple([(count, *both[name]) for count, name in own])) for stage, own in work.dealt.parts.items()}
 
 
+@functools.lru_cache(maxsize=16384)
+def of_model(at: Site) -> Both:
+    """One micro-batch in the whole model, as if one pipeline rank had all of it."""
+    each = [(count, part, at.of(part)) for count, part in stages.parts(at.shape, stages.deal(at.shape, 1)[0])]
+    return total(
+        [(count, hide(compute.of_part(at, part), communicate.seconds(Passing(at, part), at.place))) for count, part, at in each]
+    )
+
+
 @functools.lru_cache(maxsize=65536)
 def _of_stage(parts: tuple[tuple[int, Busy, Seconds], ...]) -> Both:
     return total([(count, hide(busy, sent)) for count, busy, sent in parts])
@@ -189,7 +198,7 @@ def pipe(work: Work, sent: Timed, held: Holding, m: int, virtual: int) -> list[P
     if layout.schedule == "dualpipe":  # half the micro-batches come from the other end
         costs = [total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
     message = sum(sent.items[BETWEEN].values()) if p > 1 else 0.0
-    paired, found, counted = layout.schedule.startswith("dualpipe") and overlap, [], Counter(costs)
+    paired, found, counted = hides_experts(layout.schedule, overlap), [], Counter(costs)
     each = [Kind(count, cost.forward.seconds, cost.backward.seconds, cost.weight) for cost, count in counted.items()]
     place = {cost: index for index, cost in enumerate(counted)}
     for own, parameters in dict.fromkeys(zip(costs, held.ranks, strict=True)):
@@ -226,6 +235,11 @@ def mean_of_others(kinds: list[Kind], own: int) -> tuple[float, float, float]:
         weight += count * kind.weight
     n = max(1, n)
     return forward / n, backward / n, weight / n
+
+
+def hides_experts(schedule: str, overlap: bool) -> bool:
+    """Whether a schedule runs one micro-batch's forward beside another's backward."""
+    return overlap and schedule.startswith("dualpipe")
 
 
 def hide_experts(cost: Both) -> Both:

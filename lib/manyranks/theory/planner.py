@@ -1,15 +1,20 @@
 """All ways to split one training step over a cluster that fit in memory, fastest first, each with what it loses to the best."""
 
+import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
+from typing import NamedTuple
 
 from manyranks import busy
-from manyranks.theory import checks, memory, pipeline, step
+from manyranks.theory import bounds, checks, memory, pace, pipeline, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
+from manyranks.theory.compute import site
+from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import nearest
-from manyranks.theory.plan import RECOMPUTE, Plan, uncut, unread
+from manyranks.theory.plan import RECOMPUTE, Local, Plan, uncut, unread
 from manyranks.theory.published.error_bars import confidence
 from manyranks.theory.stacks import STACKS
 from manyranks.theory.step import StepTime
@@ -58,6 +63,47 @@ class Found:
         return "; ".join(filter(None, (_why(self.time, self.best), undecided(self.time, self.best))))
 
 
+class Ranking(Sequence[Found]):
+    """Plans that fit, the fastest first. Each is looked for when it is asked for; the last, or the length, asks for all."""
+
+    def __init__(self, steps: Iterator[tuple[StepTime, memory.Peak] | None]):
+        self._steps, self._found = steps, []
+
+    def __getitem__(self, index: int | slice) -> Found | list[Found]:
+        last = index.stop if isinstance(index, slice) else index + 1
+        first = (index.start or 0) if isinstance(index, slice) else index
+        self._find(None if last is None or min(first, last) < 0 else last)
+        return self._found[index]
+
+    def __len__(self) -> int:
+        self._find(None)
+        return len(self._found)
+
+    def __bool__(self) -> bool:
+        self._find(1)
+        return bool(self._found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"Ranking of {self[:3]!r}, …"
+
+    def _find(self, count: int | None) -> None:
+        with busy.bar("trying plans") as bar:
+            while count is None or len(self._found) < count:
+                found = next(self._steps, False)
+                if found is False:
+                    return
+                bar.step(0)
+                if found:
+                    time, peak = found
+                    best = self._found[0].time if self._found else time
+                    self._found.append(Found(time.plan, time, peak, best))
+
+
 def search(
     shape: ModelShape,
     cluster: Cluster,
@@ -65,7 +111,7 @@ def search(
     seq: int = 8192,
     batch: int = 2048,
     **choices: object,
-) -> list[Found]:
+) -> "Ranking":
     """Plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
 
     gpus: default the cluster's own. choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3));
@@ -79,15 +125,10 @@ def search(
     if unknown := sorted(choices.keys() - set(known)):
         raise ValueError(f"{unknown[0]}={choices[unknown[0]]!r}: {nearest(unknown[0], known)}")
     checks.whole(seq=seq, batch=batch)
-    tried, found = {name: _values(name, value) for name, value in choices.items()}, []
-    for plan in _plans(shape, cluster, _gpus(cluster, gpus), seq, batch, tried):
-        peak = memory.peak(shape, plan)
-        host = 0 if plan.offload == "none" else memory.model_states(shape, plan).host
-        if peak.total <= cluster.accelerator.memory and host <= cluster.host_memory:
-            time = step.estimate(shape, plan, cluster)
-            found.append((time.seconds, time, peak))
-    found.sort(key=lambda one: one[0])
-    return [Found(time.plan, time, peak, found[0][1]) for _, time, peak in found]
+    tried = {name: _values(name, value) for name, value in choices.items()}
+    found = Ranking(_fastest_first(_branches(_Task(shape, cluster, _gpus(cluster, gpus), seq, batch, tried))))
+    bool(found)  # finds the first, and raises what there is to raise
+    return found
 
 
 def undecided(time: StepTime, other: StepTime) -> str:
@@ -120,21 +161,106 @@ def _values(name: str, value: object) -> tuple:
     return values
 
 
-def _plans(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, tried: dict[str, tuple]) -> Iterator[Plan]:
-    """Every plan that Plan and the shape allow, as far as it is worth trying, whether or not it fits in memory."""
-    given = {name: values for name, values in tried.items() if name not in _CHOSEN}
-    kept = itertools.product(tried.get("recompute", RECOMPUTE), tried.get("zero", ZERO), *given.values())
-    kept = [(recompute, zero, dict(zip(given, rest, strict=True))) for recompute, zero, *rest in kept]
-    for degrees in busy.each(_degrees(shape, cluster, gpus, seq, tried), "trying plans"):
-        dp, pp, *_, etp = degrees
-        for microbatch in tried.get("microbatch", MICROBATCHES):
-            if batch % (dp * microbatch):
-                continue
-            for schedule, virtual in _schedules(shape, pp, batch // (dp * microbatch), tried):
-                own = (*degrees[:-1], seq, batch, microbatch, schedule, virtual)
-                for recompute, zero, more in kept:
-                    if _together(shape, degrees, seq, pp * virtual * _halves(schedule), more):
-                        yield Plan(*own, zero=zero, recompute=recompute, etp=etp, **more)
+class _Task(NamedTuple):
+    """What is searched for. tried: values of fields that are given."""
+
+    shape: ModelShape
+    cluster: Cluster
+    gpus: int
+    seq: int
+    batch: int
+    tried: dict[str, tuple]
+
+    def values(self, name: str, default: tuple) -> Iterable[tuple[int, object]]:
+        return enumerate(self.tried.get(name, default))
+
+    @property
+    def given(self) -> list[dict[str, object]]:
+        """Combinations of the fields that the search does not choose itself."""
+        given = {name: values for name, values in self.tried.items() if name not in _CHOSEN}
+        return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
+
+
+# A set of plans: seconds that each takes at least, its place in the order of the search, and what opens it, into smaller sets; or
+# one plan: its seconds, its place, and what is found.
+_Node = tuple[float, tuple[int, ...], Callable[[], Iterator] | tuple[StepTime, memory.Peak]]
+
+
+def _fastest_first(nodes: Iterable[_Node]) -> Iterator[tuple[StepTime, memory.Peak] | None]:
+    """Plans that fit by their seconds, and for equal seconds in the order of the search; None for each step on the way.
+
+    The set with the lowest bound is opened next. So when a plan is the first, all that is in unopened sets is slower.
+    """
+    heap = list(nodes)
+    heapq.heapify(heap)
+    while heap:
+        *_, first = heapq.heappop(heap)
+        if callable(first):
+            for node in first():
+                heapq.heappush(heap, node)
+        yield None if callable(first) else first
+
+
+def _branches(task: _Task) -> Iterator[_Node]:
+    """Sets of plans with the same degrees, micro-batch and given fields, bounded with the least recomputation: more of it takes
+    no less time."""
+    shape, cluster, gpus, seq, batch, tried = task
+    degrees = list(busy.each(_degrees(shape, cluster, gpus, seq, tried), "listing plans"))
+    least = min(tried.get("recompute", RECOMPUTE), key=RECOMPUTE.index, default="none")
+    schedules = tried.get("schedule", (HIDES_EXPERTS,))
+    for g, more in enumerate(task.given):
+        for i, each in enumerate(degrees):
+            dp, pp = each[:2]
+            for j, microbatch in task.values("microbatch", MICROBATCHES):
+                if batch % (dp * microbatch) == 0 and _together(shape, each, seq, pp, more):
+                    local = _local(task, each, microbatch, more)
+                    hides = pp > 1 and any(pace.hides_experts(name, local.overlap) for name in schedules)
+                    bound = bounds.passes(_model(task, local, least), pp, batch // (dp * microbatch), hides)
+                    yield bound, (i, j, -1, g), partial(_pipes, task, (i, j, g), each, local, more)
+
+
+def _pipes(
+    task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object]
+) -> Iterator[_Node]:
+    """Of a branch, sets of plans with the same schedule and recomputation."""
+    shape, _, _, seq, batch, tried = task
+    i, j, g = place
+    dp, pp, *_, etp = degrees
+    m = batch // (dp * local.microbatch)
+    for s, (schedule, virtual) in enumerate(_schedules(shape, pp, m, tried)):
+        if not _together(shape, degrees, seq, pp * virtual * _halves(schedule), more):
+            continue
+        for r, recompute in task.values("recompute", RECOMPUTE):
+            bound = bounds.seconds(_model(task, local, recompute), schedule, pp, m, virtual, local.overlap)
+            fields = more | {"recompute": recompute, "etp": etp}
+            own = partial(Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, **fields)
+            yield bound, (i, j, s, r, -1, g), partial(_fitting, task, (i, j, s, r, g), own)
+
+
+def _fitting(task: _Task, place: tuple[int, ...], plan_of: Callable[..., Plan]) -> Iterator[_Node]:
+    """Of a set with the same pipeline, the plans that fit in memory."""
+    shape, cluster, *_ = task
+    room = cluster.accelerator.memory
+    for z, zero in task.values("zero", ZERO):
+        plan = plan_of(zero=zero)
+        if bounds.bytes_held(shape, plan) > room:
+            continue
+        peak = memory.peak(shape, plan)
+        host = 0 if plan.offload == "none" else memory.model_states(shape, plan).host
+        if peak.total <= room and host <= cluster.host_memory:
+            time = step.estimate(shape, plan, cluster)
+            yield time.seconds, (*place[:-1], z, place[-1]), (time, peak)
+
+
+def _local(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, object]) -> Local:
+    """What of these plans decides a layer's time."""
+    _, _, cp, tp, ep, etp = degrees
+    own = {"cp": cp, "tp": tp, "ep": ep, "expert_tp": etp or tp, "seq": task.seq, "microbatch": microbatch}
+    return Local(**{name: own[name] if name in own else more.get(name, getattr(Plan, name)) for name in Local._fields})
+
+
+def _model(task: _Task, local: Local, recompute: str) -> pace.Both:
+    return pace.of_model(site(task.shape, local._replace(recompute=recompute), task.cluster, DEFAULT))
 
 
 def _together(shape: ModelShape, degrees: Degrees, seq: int, stages: int, more: dict[str, object]) -> bool:

@@ -69,6 +69,11 @@ def parts(shape: ModelShape, stage: Stage) -> tuple[tuple[int, str], ...]:
     return tuple(part for part in (*found, (stage.embedding, "embedding")) if part[0])
 
 
+def of_schedule(schedule: str, p: int, v: int) -> int:
+    """Stages that a micro-batch passes on p ranks with v stages each; the V-shaped schedules have two per rank."""
+    return p * (2 if schedule in ("zb-v", "dualpipe-v") else v)
+
+
 def stages_of(rank: int, p: int, stages: int, schedule: str) -> list[int]:
     """The stages of a rank: every p-th, or for a V there and back."""
     if schedule in ("zb-v", "dualpipe-v"):

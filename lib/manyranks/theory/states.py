@@ -89,14 +89,16 @@ class Holding:
 def hold(dealt: Dealt) -> Holding:
     """As rank_parameters, of stages that are dealt."""
     shape, layout = dealt.shape, dealt.layout
-    kinds = {stage: _held(shape, layout, stage) for stage in dealt.parts}
+    kinds = {stage: of_stage(shape, layout, stage) for stage in dealt.parts}
     held = [kinds[stage] for stage in dealt.ranks]
     if layout.schedule == "dualpipe" and layout.pp > 1:  # each rank has a copy of the stage at the other end, too
         held = [Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True)]
     return Holding(tuple(held), tuple(dict.fromkeys(held)))
 
 
-def _held(shape: ModelShape, layout: Layout, stage: Stage) -> Held:
+@functools.lru_cache(maxsize=16384)
+def of_stage(shape: ModelShape, layout: Layout, stage: Stage) -> Held:
+    """Parameters of a rank with this stage."""
     t, etp, vocabulary = layout.tp, layout.expert_tp, [Tensor(shape.vocab * shape.hidden)]
     head = shape.final_norm + (vocabulary if shape.tied and not stage.embedding else shape.head)
     parts = [(stage.layers, shape.attention + shape.norms), (stage.dense, shape.mlp), (stage.moe, shape.router + shape.shared)]
@@ -126,6 +128,12 @@ def states_of(held: Held, plan: Plan) -> ModelStates:
     """Bytes of a rank that holds these parameters before ZeRO: the dense ones are sharded over all data-parallel ranks, an
     expert's over those that have the same part of it."""
     return _states(held, *_sharding(plan))
+
+
+def least(held: Held, plan: Plan) -> int:
+    """Bytes of the states that a rank with these parameters has on its accelerator at any time of a step."""
+    states = _offloaded(states_of(held, plan), plan.offload)
+    return states.total - (states.gradients if plan.framework.fp32_shards else 0)  # which makes gradients in backward only
 
 
 def optimizer_bytes(held: Holding, plan: Plan) -> int:
