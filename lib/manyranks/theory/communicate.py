@@ -40,8 +40,8 @@ class Said(NamedTuple):
     @property
     def items(self) -> dict[str, Passing]:
         """By the part's name."""
-        found = {part: Passing(self.site.of(part), part) for part in self.names}
-        between = {BETWEEN: Passing(self.site.of(BETWEEN), BETWEEN, self.pipeline)} if self.pipeline[0] > 1 else {}
+        found = {part: Passing(self.site.of_calls(part), part) for part in self.names}
+        between = {BETWEEN: Passing(self.site.of_calls(BETWEEN), BETWEEN, self.pipeline)} if self.pipeline[0] > 1 else {}
         return found | between
 
 

@@ -36,13 +36,19 @@ class Site:
     imbalance: float
 
     def of(self, part: str) -> "Site":
-        """The site as far as a part of a stage knows it: only a layer with experts knows how these are cut, so that all else is
-        timed once for all ways to cut them, and what stands outside of layers once for all ways to recompute them."""
+        """The site as far as a part's kernels know it: they are timed once for all that differ in nothing else. Only a layer with
+        experts knows how these are cut, and only a layer what backward runs again."""
         if part == "moe":
             return self
         local = self.local._replace(ep=1, expert_tp=self.local.tp)
-        local = local if part == "dense" else local._replace(recompute="none")
-        return site(self.shape, local, self.place.cluster, self.place.constants)
+        return self._with(local if part == "dense" else local._replace(recompute="none"))
+
+    def of_calls(self, part: str) -> "Site":
+        """The same as far as a part's calls know it, which say nothing of recomputation: pace.hide does."""
+        return self._with(self.of(part).local._replace(recompute="none"))
+
+    def _with(self, local: Local) -> "Site":
+        return site(self.shape, local, self.place.cluster, self.place.constants, self.imbalance)
 
 
 @functools.lru_cache(maxsize=16384)

@@ -55,11 +55,9 @@ def work(shape: ModelShape, plan: Plan, part: str, imbalance: float = 1.0) -> li
     if part == "embedding":
         once = embedding(shape, plan)
         return [[once], [once, once], [], [], []]
-    if part == "head":
-        there = head(shape, plan)
-        back = [gradient for kernel in there for gradient in gradients(kernel, plan)]
-    else:
-        there, back = (one(shape, plan, part == "moe", imbalance) for one in (forward, backward))
+    there = head(shape, plan) if part == "head" else forward(shape, plan, part == "moe", imbalance)
+    back = [] if part == "head" else again(there, plan)
+    back += [gradient for kernel in there for gradient in gradients(kernel, plan)]
     own = [kernel for kernel in there if kernel.part == "core"]
     weights = [kernel for kernel in there if kernel.flops and kernel.part != "core"]
     return [there, back, weights, own, [gradient for kernel in own for gradient in gradients(kernel, plan)]]

@@ -69,7 +69,7 @@ def of_layer(
         raise ValueError(f"moe=True: {shape.name} has no layer with experts")
     check_imbalance(shape, plan, imbalance)
     part, at = "moe" if moe else "dense", compute.site(shape, plan.local, cluster, constants, imbalance)
-    return hide(compute.of_part(at, part), communicate.seconds(Passing(at, part), at.place))
+    return _hidden(at, part)
 
 
 class Paced(NamedTuple):
@@ -127,10 +127,12 @@ def of_stages(work: Work, sent: Timed) -> dict[Stage, Both]:
 @functools.lru_cache(maxsize=16384)
 def of_model(at: Site) -> Both:
     """One micro-batch in the whole model, as if one pipeline rank had all of it."""
-    each = [(count, part, at.of(part)) for count, part in stages.parts(at.shape, stages.deal(at.shape, 1)[0])]
-    return total(
-        [(count, hide(compute.of_part(at, part), communicate.seconds(Passing(at, part), at.place))) for count, part, at in each]
-    )
+    parts = stages.parts(at.shape, stages.deal(at.shape, 1)[0])
+    return total([(count, _hidden(at, part)) for count, part in parts])
+
+
+def _hidden(at: Site, part: str) -> Both:
+    return hide(compute.of_part(at.of(part), part), communicate.seconds(Passing(at.of_calls(part), part), at.place))
 
 
 @functools.lru_cache(maxsize=65536)

@@ -171,8 +171,10 @@ class _Task(NamedTuple):
     batch: int
     tried: dict[str, tuple]
 
-    def values(self, name: str, default: tuple) -> Iterable[tuple[int, object]]:
-        return enumerate(self.tried.get(name, default))
+    @property
+    def recompute(self) -> list[str]:
+        """The least first."""
+        return sorted(self.tried.get("recompute", RECOMPUTE), key=RECOMPUTE.index)
 
     @property
     def given(self) -> list[dict[str, object]]:
@@ -202,46 +204,52 @@ def _fastest_first(nodes: Iterable[_Node]) -> Iterator[tuple[StepTime, memory.Pe
 
 
 def _branches(task: _Task) -> Iterator[_Node]:
-    """Sets of plans with the same degrees, micro-batch and given fields, bounded with the least recomputation: more of it takes
-    no less time."""
+    """Sets of plans with the same degrees, micro-batch and given fields."""
     shape, cluster, gpus, seq, batch, tried = task
-    degrees = list(busy.each(_degrees(shape, cluster, gpus, seq, tried), "listing plans"))
-    least = min(tried.get("recompute", RECOMPUTE), key=RECOMPUTE.index, default="none")
-    schedules = tried.get("schedule", (HIDES_EXPERTS,))
+    degrees = list(_degrees(shape, cluster, gpus, seq, tried))
     for g, more in enumerate(task.given):
         for i, each in enumerate(degrees):
-            dp, pp = each[:2]
-            for j, microbatch in task.values("microbatch", MICROBATCHES):
-                if batch % (dp * microbatch) == 0 and _together(shape, each, seq, pp, more):
-                    local = _local(task, each, microbatch, more)
-                    hides = pp > 1 and any(pace.hides_experts(name, local.overlap) for name in schedules)
-                    bound = bounds.passes(_model(task, local, least), pp, batch // (dp * microbatch), hides)
-                    yield bound, (i, j, -1, g), partial(_pipes, task, (i, j, g), each, local, more)
+            for j, microbatch in enumerate(tried.get("microbatch", MICROBATCHES)):
+                if batch % (each[0] * microbatch) == 0 and _together(shape, each, seq, each[1], more):
+                    yield _branch(task, (i, j, g), each, _local(task, each, microbatch, more), more, 0)
+
+
+def _branch(task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], n: int) -> _Node:
+    """Of these plans, those that recompute as the n-th of the ways that are tried, or more."""
+    dp, pp, *_ = degrees
+    model = pace.of_model(site(task.shape, local._replace(recompute=task.recompute[n]), task.cluster, DEFAULT))
+    hides = pp > 1 and any(pace.hides_experts(name, local.overlap) for name in task.tried.get("schedule", (HIDES_EXPERTS,)))
+    bound = bounds.passes(model, pp, task.batch // (dp * local.microbatch), hides)
+    return bound, (*place, n), partial(_pipes, task, place, degrees, local, more, n, model)
 
 
 def _pipes(
-    task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object]
+    task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], n: int, model: pace.Both
 ) -> Iterator[_Node]:
-    """Of a branch, sets of plans with the same schedule and recomputation."""
+    """Of a branch, sets of plans with the same schedule, and a branch of all that recompute more: they take no less time."""
     shape, _, _, seq, batch, tried = task
-    i, j, g = place
-    dp, pp, *_, etp = degrees
-    m = batch // (dp * local.microbatch)
+    (i, j, g), dp, pp, etp = place, *degrees[:2], degrees[-1]
+    m, recompute = batch // (dp * local.microbatch), task.recompute[n]
     for s, (schedule, virtual) in enumerate(_schedules(shape, pp, m, tried)):
-        if not _together(shape, degrees, seq, pp * virtual * _halves(schedule), more):
-            continue
-        for r, recompute in task.values("recompute", RECOMPUTE):
-            bound = bounds.seconds(_model(task, local, recompute), schedule, pp, m, virtual, local.overlap)
-            fields = more | {"recompute": recompute, "etp": etp}
-            own = partial(Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, **fields)
-            yield bound, (i, j, s, r, -1, g), partial(_fitting, task, (i, j, s, r, g), own)
+        if _together(shape, degrees, seq, pp * virtual * _halves(schedule), more):
+            bound = bounds.seconds(model, schedule, pp, m, virtual, local.overlap)
+            own = partial(
+                Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, recompute=recompute, etp=etp, **more
+            )
+            r = tried.get("recompute", RECOMPUTE).index(recompute)
+            yield bound, (i, j, s, r, g), partial(_fitting, task, (i, j, s, r, g), own)
+    if n + 1 < len(task.recompute):
+        yield _branch(task, place, degrees, local, more, n + 1)
 
 
 def _fitting(task: _Task, place: tuple[int, ...], plan_of: Callable[..., Plan]) -> Iterator[_Node]:
     """Of a set with the same pipeline, the plans that fit in memory."""
-    shape, cluster, *_ = task
+    shape, cluster, *_, tried = task
     room = cluster.accelerator.memory
-    for z, zero in task.values("zero", ZERO):
+    zeros = tried.get("zero", ZERO)
+    if bounds.bytes_held(shape, plan_of(zero=max(zeros))) > room:
+        return
+    for z, zero in enumerate(zeros):
         plan = plan_of(zero=zero)
         if bounds.bytes_held(shape, plan) > room:
             continue
@@ -257,10 +265,6 @@ def _local(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, objec
     _, _, cp, tp, ep, etp = degrees
     own = {"cp": cp, "tp": tp, "ep": ep, "expert_tp": etp or tp, "seq": task.seq, "microbatch": microbatch}
     return Local(**{name: own[name] if name in own else more.get(name, getattr(Plan, name)) for name in Local._fields})
-
-
-def _model(task: _Task, local: Local, recompute: str) -> pace.Both:
-    return pace.of_model(site(task.shape, local._replace(recompute=recompute), task.cluster, DEFAULT))
 
 
 def _together(shape: ModelShape, degrees: Degrees, seq: int, stages: int, more: dict[str, object]) -> bool:
