@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -215,31 +216,38 @@ def _branches(task: _Task) -> Iterator[_Node]:
 
 
 def _branch(task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], n: int) -> _Node:
-    """Of these plans, those that recompute as the n-th of the ways that are tried, or more."""
-    dp, pp, *_ = degrees
-    model = pace.of_model(site(task.shape, local._replace(recompute=task.recompute[n]), task.cluster, DEFAULT))
-    hides = pp > 1 and any(pace.hides_experts(name, local.overlap) for name in task.tried.get("schedule", (HIDES_EXPERTS,)))
-    bound = bounds.passes(model, pp, task.batch // (dp * local.microbatch), hides)
-    return bound, (*place, n), partial(_pipes, task, place, degrees, local, more, n, model)
+    """Of these plans, those that recompute as the n-th of the ways that are tried, or more: more takes no less time."""
+    pp, m, ways = degrees[1], task.batch // (degrees[0] * local.microbatch), task.recompute
+    local = local._replace(recompute=ways[n])
+    model = pace.of_model(site(task.shape, local, task.cluster, DEFAULT))
+    pipes = _pipes(task, place, degrees, local, more, model)
+    if m < 2 * pp:  # then all schedules have bubbles that count
+        pipes = list(pipes)
+        bound = min((node[0] for node in pipes), default=math.inf)
+    else:
+        hides = any(pace.hides_experts(name, local.overlap) for name in task.tried.get("schedule", (HIDES_EXPERTS,)))
+        bound = bounds.passes(model, pp, m, pp > 1 and hides)
+
+    def opened() -> Iterator[_Node]:
+        yield from pipes
+        if pipes and n + 1 < len(ways):
+            yield _branch(task, place, degrees, local, more, n + 1)
+
+    return bound, (*place, n), opened
 
 
 def _pipes(
-    task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], n: int, model: pace.Both
+    task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], model: pace.Both
 ) -> Iterator[_Node]:
-    """Of a branch, sets of plans with the same schedule, and a branch of all that recompute more: they take no less time."""
+    """Of these plans, sets with the same schedule."""
     shape, _, _, seq, batch, tried = task
-    (i, j, g), dp, pp, etp = place, *degrees[:2], degrees[-1]
-    m, recompute = batch // (dp * local.microbatch), task.recompute[n]
+    (i, j, g), pp, m = place, degrees[1], batch // (degrees[0] * local.microbatch)
+    r, fields = tried.get("recompute", RECOMPUTE).index(local.recompute), {"recompute": local.recompute, "etp": degrees[-1]}
     for s, (schedule, virtual) in enumerate(_schedules(shape, pp, m, tried)):
         if _together(shape, degrees, seq, pp * virtual * _halves(schedule), more):
+            own = partial(Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, **more, **fields)
             bound = bounds.seconds(model, schedule, pp, m, virtual, local.overlap)
-            own = partial(
-                Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, recompute=recompute, etp=etp, **more
-            )
-            r = tried.get("recompute", RECOMPUTE).index(recompute)
             yield bound, (i, j, s, r, g), partial(_fitting, task, (i, j, s, r, g), own)
-    if n + 1 < len(task.recompute):
-        yield _branch(task, place, degrees, local, more, n + 1)
 
 
 def _fitting(task: _Task, place: tuple[int, ...], plan_of: Callable[..., Plan]) -> Iterator[_Node]:
