@@ -22,9 +22,9 @@ def passes(model: Both, p: int, m: int, hides: bool) -> float:
     p, m: the pipeline's ranks and its micro-batches
     hides: whether experts' messages hide beside another micro-batch
 
-    The slowest rank takes no less than the mean of all ranks, and experts' exposed messages, a maximum of sums, are on the mean of
-    ranks no less than on the mean rank. Left out are uneven stages, bubbles, messages between stages, gradients and parameters on
-    their way, and the optimizer.
+    The slowest rank takes no less than the mean of all ranks, and experts' exposed messages, a maximum of sums, are on the mean
+    of ranks no less than on the mean rank. Left out are uneven stages, bubbles, messages between stages, gradients and
+    parameters on their way, and the optimizer.
     """
     return _ROUNDING * m / p * (pace.hide_experts(model) if hides else model).seconds
 

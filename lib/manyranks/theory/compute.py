@@ -36,8 +36,10 @@ class Site:
     imbalance: float
 
     def of(self, part: str) -> "Site":
-        """The site as far as a part's kernels know it: they are timed once for all that differ in nothing else. Only a layer with
-        experts knows how these are cut, and only a layer what backward runs again."""
+        """The site as far as a part's kernels know it, so that they are timed once for all sites that they can't tell apart.
+
+        Only a layer with experts knows how these are cut, and only a layer what backward runs again.
+        """
         if part == "moe":
             return self
         local = self.local._replace(ep=1, expert_tp=self.local.tp)

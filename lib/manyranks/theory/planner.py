@@ -1,11 +1,11 @@
 """All ways to split one training step over a cluster that fit in memory, fastest first, each with what it loses to the best."""
 
+import functools
 import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import NamedTuple
 
 from manyranks import busy
@@ -65,23 +65,22 @@ class Found:
 
 
 class Ranking(Sequence[Found]):
-    """Plans that fit, the fastest first. Each is looked for when it is asked for; the last, or the length, asks for all."""
+    """Plans that fit, the fastest first. Each is looked for when it's asked for; the last, or the number of plans, asks for all."""
 
-    def __init__(self, steps: Iterator[tuple[StepTime, memory.Peak] | None]):
-        self._steps, self._found = steps, []
+    def __init__(self, task: "_Task"):
+        self._task, self._steps, self._found = task, _fastest_first(_branches(task)), []
+        self._find(1)
 
     def __getitem__(self, index: int | slice) -> Found | list[Found]:
-        last = index.stop if isinstance(index, slice) else index + 1
-        first = (index.start or 0) if isinstance(index, slice) else index
-        self._find(None if last is None or min(first, last) < 0 else last)
+        first, last = (index.start or 0, index.stop) if isinstance(index, slice) else (index, index + 1)
+        self._find(math.inf if last is None or min(first, last) < 0 else last)
         return self._found[index]
 
     def __len__(self) -> int:
-        self._find(None)
+        self._find(math.inf)
         return len(self._found)
 
     def __bool__(self) -> bool:
-        self._find(1)
         return bool(self._found)
 
     def __eq__(self, other: object) -> bool:
@@ -90,19 +89,39 @@ class Ranking(Sequence[Found]):
     __hash__ = None
 
     def __repr__(self) -> str:
-        return f"Ranking of {self[:3]!r}, …"
+        if not self:
+            return "Ranking(no plan fits)"
+        return f"Ranking(best={self[0]!r}, {len(self.tied)} too close to call, checked={self.checked!r})"
 
-    def _find(self, count: int | None) -> None:
-        with busy.bar("trying plans") as bar:
-            while count is None or len(self._found) < count:
-                found = next(self._steps, False)
-                if found is False:
-                    return
+    @functools.cached_property
+    def tied(self) -> list[Found]:
+        """The plans that are too close to call: from the best on those that are no further from it than their error bars, or, where
+        neither of two has one, as fast."""
+        return list(itertools.takewhile(lambda one: one.seconds <= (1 + _bar(one.time, self[0].time)) * self[0].seconds, self))
+
+    @functools.cached_property
+    def checked(self) -> Found | None:
+        """The fastest plan like which runs were published, so that its time has an error bar; None where there's none."""
+        if not self or not confidence(self[0].time).missing:
+            return self[0] if self else None
+        with busy.bar("trying plans like which runs were published") as bar:
+            for found in _fastest_first(_branches(self._task._replace(checked=True))):
                 bar.step(0)
                 if found:
-                    time, peak = found
-                    best = self._found[0].time if self._found else time
-                    self._found.append(Found(time.plan, time, peak, best))
+                    return Found(found[0].plan, *found, self[0].time)
+        return None
+
+    def _find(self, count: float) -> None:
+        if len(self._found) >= count:
+            return
+        with busy.bar("trying plans") as bar:
+            for found in self._steps:
+                bar.step(0)
+                if found:
+                    best = self._found[0].time if self._found else found[0]
+                    self._found.append(Found(found[0].plan, *found, best))
+                    if len(self._found) >= count:
+                        return
 
 
 def search(
@@ -112,7 +131,7 @@ def search(
     seq: int = 8192,
     batch: int = 2048,
     **choices: object,
-) -> "Ranking":
+) -> Ranking:
     """Plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
 
     gpus: default the cluster's own. choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3));
@@ -127,9 +146,17 @@ def search(
         raise ValueError(f"{unknown[0]}={choices[unknown[0]]!r}: {nearest(unknown[0], known)}")
     checks.whole(seq=seq, batch=batch)
     tried = {name: _values(name, value) for name, value in choices.items()}
-    found = Ranking(_fastest_first(_branches(_Task(shape, cluster, _gpus(cluster, gpus), seq, batch, tried))))
-    bool(found)  # finds the first, and raises what there is to raise
-    return found
+    return Ranking(_Task(shape, cluster, _gpus(cluster, gpus), seq, batch, tried))
+
+
+def _bar(*times: StepTime) -> float:
+    """The larger error of two steps; what is no difference where none of them is known."""
+    return max((bar.error for bar in map(confidence, times) if not bar.missing), default=_SAME)
+
+
+def _is_checked(shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
+    """Whether runs like this plan were published, which no seconds decide."""
+    return not confidence(StepTime(shape, plan, cluster, *[0.0] * 8)).missing
 
 
 def undecided(time: StepTime, other: StepTime) -> str:
@@ -163,7 +190,7 @@ def _values(name: str, value: object) -> tuple:
 
 
 class _Task(NamedTuple):
-    """What is searched for. tried: values of fields that are given."""
+    """What is searched for. tried: values of fields that are given; checked: only plans like which runs were published."""
 
     shape: ModelShape
     cluster: Cluster
@@ -171,6 +198,7 @@ class _Task(NamedTuple):
     seq: int
     batch: int
     tried: dict[str, tuple]
+    checked: bool = False
 
     @property
     def recompute(self) -> list[str]:
@@ -184,8 +212,8 @@ class _Task(NamedTuple):
         return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
 
 
-# A set of plans: seconds that each takes at least, its place in the order of the search, and what opens it, into smaller sets; or
-# one plan: its seconds, its place, and what is found.
+# A set of plans: seconds that each takes at least, its place in the order of the search, and what opens it, into smaller sets;
+# or one plan: its seconds, its place, and what is found.
 _Node = tuple[float, tuple[int, ...], Callable[[], Iterator] | tuple[StepTime, memory.Peak]]
 
 
@@ -206,13 +234,22 @@ def _fastest_first(nodes: Iterable[_Node]) -> Iterator[tuple[StepTime, memory.Pe
 
 def _branches(task: _Task) -> Iterator[_Node]:
     """Sets of plans with the same degrees, micro-batch and given fields."""
-    shape, cluster, gpus, seq, batch, tried = task
+    shape, cluster, gpus, seq, batch, tried, _ = task
     degrees = list(_degrees(shape, cluster, gpus, seq, tried))
     for g, more in enumerate(task.given):
         for i, each in enumerate(degrees):
             for j, microbatch in enumerate(tried.get("microbatch", MICROBATCHES)):
-                if batch % (each[0] * microbatch) == 0 and _together(shape, each, seq, each[1], more):
+                if batch % (each[0] * microbatch) or not _together(shape, each, seq, each[1], more):
+                    continue
+                if not task.checked or _may_be_checked(task, each, microbatch, more):
                     yield _branch(task, (i, j, g), each, _local(task, each, microbatch, more), more, 0)
+
+
+def _may_be_checked(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, object]) -> bool:
+    """Whether runs like one of these plans were published: with 1F1B, if with any schedule."""
+    zeros, fields = task.tried.get("zero", ZERO), more | {"etp": degrees[-1]}
+    plans = (Plan(*degrees[:-1], task.seq, task.batch, microbatch, zero=zero, **fields) for zero in zeros)
+    return any(_is_checked(task.shape, plan, task.cluster) for plan in plans)
 
 
 def _branch(task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], n: int) -> _Node:
@@ -240,26 +277,24 @@ def _pipes(
     task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], model: pace.Both
 ) -> Iterator[_Node]:
     """Of these plans, sets with the same schedule."""
-    shape, _, _, seq, batch, tried = task
+    shape, _, _, seq, batch, tried, _ = task
     (i, j, g), pp, m = place, degrees[1], batch // (degrees[0] * local.microbatch)
     r, fields = tried.get("recompute", RECOMPUTE).index(local.recompute), {"recompute": local.recompute, "etp": degrees[-1]}
     for s, (schedule, virtual) in enumerate(_schedules(shape, pp, m, tried)):
         if _together(shape, degrees, seq, pp * virtual * _halves(schedule), more):
-            own = partial(Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, **more, **fields)
+            own = functools.partial(Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, **more, **fields)
             bound = bounds.seconds(model, schedule, pp, m, virtual, local.overlap)
-            yield bound, (i, j, s, r, g), partial(_fitting, task, (i, j, s, r, g), own)
+            yield bound, (i, j, s, r, g), functools.partial(_fitting, task, (i, j, s, r, g), own)
 
 
 def _fitting(task: _Task, place: tuple[int, ...], plan_of: Callable[..., Plan]) -> Iterator[_Node]:
     """Of a set with the same pipeline, the plans that fit in memory."""
-    shape, cluster, *_, tried = task
-    room = cluster.accelerator.memory
-    zeros = tried.get("zero", ZERO)
+    shape, cluster, room, zeros = task.shape, task.cluster, task.cluster.accelerator.memory, task.tried.get("zero", ZERO)
     if bounds.bytes_held(shape, plan_of(zero=max(zeros))) > room:
         return
     for z, zero in enumerate(zeros):
         plan = plan_of(zero=zero)
-        if bounds.bytes_held(shape, plan) > room:
+        if bounds.bytes_held(shape, plan) > room or (task.checked and not _is_checked(shape, plan, cluster)):
             continue
         peak = memory.peak(shape, plan)
         host = 0 if plan.offload == "none" else memory.model_states(shape, plan).host

@@ -161,7 +161,9 @@ def _best(model: str, cluster: str, gpus: int, batch: int, seq: int) -> tuple[Fo
     different: dict[tuple, Found] = {}
     for found in planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **tried):
         different.setdefault((found.plan.tp, found.plan.pp, found.plan.ep), found)
-    return tuple(different.values())[: len(TAKEN)]
+        if len(different) == len(TAKEN):
+            break
+    return tuple(different.values())
 
 
 class Plans(Board):
