@@ -39,7 +39,8 @@ def _loop() -> None:
 
 def _forget() -> None:
     """Empties the caches that a first search fills, so that each search is a first one."""
-    modules = (theory.activations, theory.communicate, theory.compute, theory.pace, theory.stages, theory.states, theory.bounds)
+    names = ("activations", "communicate", "compute", "pace", "stages", "states", "planner")
+    modules = [*(getattr(theory, name) for name in names), theory.planner.bounds]
     for module in modules:
         for function in vars(module).values():
             if hasattr(function, "cache_clear"):

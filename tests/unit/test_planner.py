@@ -1,12 +1,14 @@
 """The planner against a naive enumeration of all plans, and against what two teams ran."""
 
 import itertools
+import random
 import re
 from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import ModelShape, Plan, clusters, memory, pipeline, planner, step
+from manyranks.theory import ModelShape, Plan, bounds, clusters, compute, memory, pace, pipeline, planner, step
+from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.published import confidence
 from manyranks.theory.shapes import models
 
@@ -79,6 +81,90 @@ def test_the_search_finds_exactly_the_plans_that_fit(shape, cluster, gpus, batch
     seconds = [step.estimate(shape, one.plan, cluster).seconds for one in found]
     assert seconds == sorted(seconds) == [one.seconds for one in found]
     assert all(one.peak == memory.peak(shape, one.plan) for one in found)
+
+
+CASES = random.Random(60)
+
+
+def _case() -> tuple[ModelShape, int, int, dict[str, object]]:
+    """A shape, GPUs, a batch and choices, some of which the closed forms of other stacks and schedules decide."""
+    moe = CASES.random() < 0.5
+    experts = {"experts": 4, "top_k": 2, "expert_ffn": 1024, "dense_layers": CASES.choice((0, 1))} if moe else {}
+    shape = ModelShape("one", CASES.randint(3, 7), 1024, 4096, 8, 32000, kv_heads=CASES.choice((2, 8)), **experts)
+    given = {
+        "embedding_slots": CASES.choice((False, True, (False, True))),
+        "overlap": CASES.choice((True, False)),
+        "precision": CASES.choice(("bf16", "fp8")),
+        "sequence_parallel": CASES.choice((True, False)),
+        "stack": CASES.choice(("megatron-core", "nemo-fp8") if moe else ("megatron-core", "torchtitan", "pytorch")),
+        "offload": CASES.choice(("none", "optimizer")),
+        "schedule": CASES.choice((planner.SCHEDULES, ("1f1b", "dualpipe"), ("naive", "gpipe", "zb-h2", "dualpipe-v"))),
+        "zero": CASES.choice(((1, 2, 3), (3, 0))),
+        "recompute": CASES.choice((("none", "selective", "full"), ("full", "none"))),
+    }
+    return shape, CASES.choice((4, 6, 8, 16)), CASES.choice((8, 12, 48)), {n: given[n] for n in CASES.sample([*given], 4)}
+
+
+@pytest.mark.parametrize(("shape", "gpus", "batch", "given"), [_case() for _ in range(16)])
+@pytest.mark.parametrize("room", [3e9, 80e9])
+def test_bounds_change_no_plan_no_digit_and_no_place(shape, gpus, batch, given, room):
+    cluster = replace(H100, accelerator=replace(H100.accelerator, memory=room))
+    pruned = planner.search(shape, cluster, gpus=gpus, seq=2048, batch=batch, **given)
+    first = pruned[:3]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("passes", "seconds", "bytes_held"):
+            patch.setattr(bounds, name, lambda *args: 0.0)
+        whole = list(planner.search(shape, cluster, gpus=gpus, seq=2048, batch=batch, **given))
+    assert first == whole[:3]
+    assert pruned == whole
+    assert [one.seconds for one in whole] == sorted(one.seconds for one in whole)
+    assert pruned.checked == next((one for one in whole if not confidence(one.time).missing), None)
+
+
+@pytest.mark.parametrize("room", [6e9, 80e9])
+@pytest.mark.parametrize("shape", [SMALL, EXPERTS])
+def test_bounds_are_below_what_they_bound(shape, room):
+    for one in planner.search(shape, H100, gpus=16, seq=2048, batch=32):
+        plan, time = one.plan, one.time
+        model = pace.of_model(compute.site(shape, plan.local, H100, DEFAULT))
+        least = bounds.seconds(model, plan.schedule, plan.pp, plan.microbatches, plan.virtual, plan.overlap)
+        assert 0.3 * (time.seconds - time.data - time.optimizer - time.pipeline) < least <= time.seconds
+        assert 0 < bounds.bytes_held(shape, plan) <= memory.peak(shape, plan).total
+
+
+@pytest.mark.few(2)
+def test_few_of_all_plans_are_estimated(monkeypatch):
+    asked = []
+    monkeypatch.setattr(step, "estimate", lambda *args, own=step.estimate: asked.append(args) or own(*args))
+    found = planner.search(LLAMA, H100, gpus=16384, embedding_slots=True)
+    assert len(asked) < 250
+    assert found[0].seconds < found[9].seconds
+    assert len(asked) < 600  # of 16,460 that fit
+
+
+def test_plans_within_their_error_bars_are_tied_and_the_best_checked_plan_stands_beside_the_best():
+    found = planner.search(models["llama3-70b"], H100, gpus=1024, batch=1024, tp=(1, 8), pp=(1, 4), cp=(1, 2), microbatch=1)
+    best, checked = found[0], found.checked
+    assert confidence(best.time).missing
+    assert not confidence(checked.time).missing
+    assert checked == next(one for one in found if not confidence(one.time).missing)
+    assert all(one.seconds <= 1.001 * best.seconds or not confidence(one.time).missing for one in found.tied)
+    assert found[: len(found.tied)] == found.tied
+    assert f"{len(found.tied)} too close to call" in repr(found)
+    only = planner.search(
+        LLAMA, H100, gpus=512, batch=512, tp=8, pp=(4, 8, 16), cp=1, recompute="full", zero=1, schedule="1f1b"
+    )
+    assert only.checked == only[0]
+    error = max(confidence(one.time).error for one in only.tied)
+    assert 1 < len(only.tied) < len(only)
+    assert only[len(only.tied)].seconds > (1 + confidence(only[0].time).error) * only[0].seconds
+    assert only.tied[-1].seconds <= (1 + error) * only[0].seconds
+
+
+def test_where_nothing_fits_there_is_no_checked_plan():
+    found = planner.search(LLAMA, H100, gpus=8, batch=8, seq=8192)
+    assert not found
+    assert (found.tied, found.checked, repr(found)) == ([], None, "Ranking(no plan fits)")
 
 
 def test_a_search_with_values_given_is_the_part_of_the_whole_that_has_them():

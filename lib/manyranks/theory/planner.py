@@ -95,7 +95,7 @@ class Ranking(Sequence[Found]):
 
     @functools.cached_property
     def tied(self) -> list[Found]:
-        """The plans that are too close to call: from the best on those that are no further from it than their error bars, or, where
+        """The plans that are too close to call: from the best on, while they are no further from it than their error bars, or, if
         neither of two has one, as fast."""
         return list(itertools.takewhile(lambda one: one.seconds <= (1 + _bar(one.time, self[0].time)) * self[0].seconds, self))
 
