@@ -65,7 +65,7 @@ class Found:
 
 
 class Ranking(Sequence[Found]):
-    """Plans that fit, the fastest first. Each is looked for when it's asked for; the last, or the number of plans, asks for all."""
+    """Plans that fit, the fastest first. Each is looked for when it's asked for; the last one, or the length, asks for all."""
 
     def __init__(self, task: "_Task"):
         self._task, self._steps, self._found = task, _fastest_first(_branches(task)), []
@@ -95,8 +95,10 @@ class Ranking(Sequence[Found]):
 
     @functools.cached_property
     def tied(self) -> list[Found]:
-        """The plans that are too close to call: from the best on, while they are no further from it than their error bars, or, if
-        neither of two has one, as fast."""
+        """The plans that are too close to call: from the best on, while they are no further from it than their error bars.
+
+        Where neither of two has one, both have to be as fast.
+        """
         return list(itertools.takewhile(lambda one: one.seconds <= (1 + _bar(one.time, self[0].time)) * self[0].seconds, self))
 
     @functools.cached_property
@@ -133,6 +135,8 @@ def search(
     **choices: object,
 ) -> Ranking:
     """Plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
+
+    Sets of plans that bounds show to be slower, or not to fit, are left unopened until somebody asks for what is in them.
 
     gpus: default the cluster's own. choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3));
     values that do not go together, or not with the shape, are left out. Routed experts are tried cut as attention is, and whole

@@ -20,7 +20,7 @@ from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, degrees, kept, wri
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
 from manyranks.show.setting import MUCH
 from manyranks.theory import ModelShape, Plan, clusters, pipeline, planner
-from manyranks.theory.planner import Found
+from manyranks.theory.planner import Found, Ranking
 
 MODELS = ("small GPT", "llama3.2-1b", "llama3-8b", "yi-34b", "llama3-70b", "gpt3-175b", "llama3-405b")
 MODELS += ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3")
@@ -100,6 +100,10 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
         """The planner's plans, the fastest first, only one for each TP, PP and EP; takes seconds the first time."""
         return _best(*self[:5])
 
+    def checked(self) -> Found | None:
+        """The planner's fastest plan like which runs were published."""
+        return _ranking(*self[:5]).checked
+
     def taking(self, plan: Plan) -> "Layout":
         """The same task with this plan."""
         values = {name: getattr(plan, name) for name in self._fields[5:]}
@@ -154,16 +158,21 @@ def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, di
 
 @functools.lru_cache(maxsize=64)
 def _best(model: str, cluster: str, gpus: int, batch: int, seq: int) -> tuple[Found, ...]:
-    shape, given = _task(model, cluster, gpus, seq)
-    tried = _TRIED | {"cp": [c for c in CHOICES["cp"] if c == 1 or seq // c >= planner.SMALLEST_SHARD]} | given
-    tried |= _WITH_EXPERTS if shape.experts else {}
-    tried |= {"etp": None}  # there is no control for it
     different: dict[tuple, Found] = {}
-    for found in planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **tried):
+    for found in _ranking(model, cluster, gpus, batch, seq):
         different.setdefault((found.plan.tp, found.plan.pp, found.plan.ep), found)
         if len(different) == len(TAKEN):
             break
     return tuple(different.values())
+
+
+@functools.lru_cache(maxsize=64)
+def _ranking(model: str, cluster: str, gpus: int, batch: int, seq: int) -> Ranking:
+    shape, given = _task(model, cluster, gpus, seq)
+    tried = _TRIED | {"cp": [c for c in CHOICES["cp"] if c == 1 or seq // c >= planner.SMALLEST_SHARD]} | given
+    tried |= _WITH_EXPERTS if shape.experts else {}
+    tried |= {"etp": None}  # there is no control for it
+    return planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **tried)
 
 
 class Plans(Board):
@@ -267,7 +276,9 @@ def _beside(plan: Plan, own: str) -> str:
 def _said(now: Layout, found: Sequence[Found]) -> Said:
     said = now.said()
     if found:
+        checked = now.checked()
         numbers = dict(said.numbers) | {"planner's best": units.duration(found[0].seconds)}
+        numbers |= {"best checked": units.duration(checked.seconds) if checked else "none"}
         said = said._replace(numbers=numbers, limit=said.limit + _compared(now, found) * said.fits)
     return said
 
