@@ -58,7 +58,8 @@ class DataParallel(nn.Module):
         broadcast_buffers: bool = False,
     ):
         super().__init__()
-        self.module, self.group, self.broadcast_buffers = module, group, broadcast_buffers
+        self.module, self.training = module, module.training
+        self.group, self.broadcast_buffers = group, broadcast_buffers
         sharding.refuse_shards(module.named_parameters(), type(self).__name__)
         self._share = 1 / len(members(group).ranks)
         replicas.check_bytes(bucket_bytes)

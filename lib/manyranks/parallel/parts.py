@@ -36,8 +36,9 @@ def check_mesh(mesh: DeviceMesh, group: dist.ProcessGroup | None) -> None:
 class Accumulating(nn.Module):
     """A model whose finish() reduces gradients, after the last of several micro-batches."""
 
-    def __init__(self):
+    def __init__(self, module: nn.Module):
         super().__init__()
+        self.module, self.training = module, module.training
         self._accumulates = False
 
     @contextmanager

@@ -57,12 +57,12 @@ class ExpertParallel(Accumulating):
         mesh: DeviceMesh | None = None,
         reduces: bool = True,
     ):
-        super().__init__()
+        super().__init__(module)
         sharding.refuse_shards(module.named_parameters(), "ExpertParallel")
         self.group, self.ranks = group, len(members(group).ranks)
         self.replicas, self._axes = _groups(mesh, group)
         self.degree = math.prod(dist.get_world_size(axis) for axis in self._axes)
-        self.module, self.reduces = module, reduces
+        self.reduces = reduces
         self._names = {name for name, _ in matching(module, experts)}
         _check(self._experts, self._routers, self.degree)
         replicas.check_same(module, group)

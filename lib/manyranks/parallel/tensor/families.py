@@ -125,7 +125,12 @@ def styles_of(model: nn.Module, entered: bool = False) -> dict[str, Style]:
     entered: as in in_layers.
     """
     config, names = model.config, {module: name for name, module in model.named_modules()}
-    layers = next(where for where in LAYERS if any(map(_in(where), names.values())))
+    layers = next((at for at in LAYERS if any(map(_in(at), names.values()))), None)
+    if layers is None:
+        raise ValueError(
+            f"{type(model).__name__} has no {' or '.join(LAYERS)}: give the model itself, "
+            "without what is around it, or write a table for parallelize"
+        )
     found = {_in(layers)(name) for name in names.values()}
     has = [what for what, name in LAYERS[layers].items() if name in found]
     key = getattr(config, "num_key_value_heads", config.num_attention_heads)
@@ -156,8 +161,10 @@ def with_linear(model: nn.Module) -> nn.Module:
         made = nn.Linear(*layer.weight.shape, device="meta")
         for which, tensor in (("weight", layer.weight.T), ("bias", layer.bias)):
             copied = tensor.detach().clone(memory_format=torch.contiguous_format)
-            setattr(made, which, nn.Parameter(copied, layer.weight.requires_grad))
-            checks.refuse_steps(getattr(layer, which), f"{name}.{which}")
+            theirs = getattr(layer, which)
+            setattr(made, which, nn.Parameter(copied, theirs.requires_grad))
+            checks.refuse_steps(theirs, f"{name}.{which}")
+        made.training = layer.training
         setattr(model.get_submodule(above), own, made)
     return model
 
