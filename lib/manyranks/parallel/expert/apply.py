@@ -24,7 +24,14 @@ from manyranks.parallel.expert.dispatch import Group, one_hop
 from manyranks.parallel.expert.experts import Experts
 from manyranks.parallel.expert.routing import Router
 from manyranks.parallel.expert.two_hops import two_hops
-from manyranks.parallel.parts import Accumulating, check_mesh, matching, sum_gradients
+from manyranks.parallel.parts import (
+    Accumulating,
+    check_mesh,
+    matching,
+    only_whole,
+    saves,
+    sum_gradients,
+)
 
 AXES = (
     ("replicas", "experts"),
@@ -69,6 +76,7 @@ class ExpertParallel(Accumulating):
         replicas.broadcast([*module.parameters(), *module.buffers()], group)
         self._deal()
         if self.degree > 1:
+            saves(module, only_whole)
             own = self.expert_parameters()
             clipping.refuse_alone(own, "the ExpertParallel model's own clip_grad_norm_")
         for router in self._routers:

@@ -23,7 +23,13 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import clipping, sharding
-from manyranks.parallel.parts import Accumulating, matching, sum_gradients
+from manyranks.parallel.parts import (
+    Accumulating,
+    matching,
+    only_whole,
+    saves,
+    sum_gradients,
+)
 from manyranks.parallel.tensor import checks, state
 from manyranks.parallel.tensor.cuts import (
     Column,
@@ -108,6 +114,7 @@ class TensorParallel(Accumulating):
         self._runs = size(how.group) == 1
         if self._runs:
             return
+        saves(module, only_whole)
         cut = [p for name, p in module.named_parameters() if name in cuts]
         clipping.refuse_alone(cut, "the TensorParallel model's own clip_grad_norm_")
         if vocabulary is not None or checks.makes_logits(module, cuts):

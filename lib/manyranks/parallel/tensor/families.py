@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from manyranks.parallel.parts import saves
 from manyranks.parallel.tensor import checks
 from manyranks.parallel.tensor.apply import TensorParallel, group_of, parallelize
 from manyranks.parallel.tensor.cuts import Column, Group, Row, Style, Vocabulary, size
@@ -153,7 +154,8 @@ def _in(layers: str) -> Callable[[str], str]:
 def with_linear(model: nn.Module) -> nn.Module:
     """Puts nn.Linear layers that compute the same in place of Conv1D; returns the model.
 
-    Its weight is transposed. Make the optimizer afterwards.
+    Its weight is transposed, and in what save_pretrained writes it's as it was. Make the
+    optimizer afterwards.
     """
     named = [(n, m) for n, m in model.named_modules() if type(m).__name__ == "Conv1D"]
     for name, layer in named:
@@ -166,7 +168,16 @@ def with_linear(model: nn.Module) -> nn.Module:
             checks.refuse_steps(theirs, f"{name}.{which}")
         made.training = layer.training
         setattr(model.get_submodule(above), own, made)
+    if named:
+        saves(model, partial(_as_conv1d, {f"{name}.weight" for name, _ in named}))
     return model
+
+
+def _as_conv1d(
+    weights: set[str], model: nn.Module, state: dict[str, Tensor] | None
+) -> dict[str, Tensor]:
+    state = (model.state_dict() if state is None else state).items()
+    return {name: x.T.contiguous() if name in weights else x for name, x in state}
 
 
 def _check(model: nn.Module) -> None:
