@@ -251,7 +251,10 @@ def _check(named: dict[str, nn.Module], routers: Sequence[Router], degree: int) 
 
 def _check_experts(name: str, experts: nn.Module, degree: int) -> None:
     if not isinstance(experts, Experts):
-        raise ValueError(f"{name} is {type(experts).__name__}: give the name of an Experts")
+        raise ValueError(
+            f"{name} is {type(experts).__name__}: give the name of an Experts; take_over "
+            "puts one in the place of transformers'"
+        )
     if getattr(experts.hop, "func", None) is _hop:
         raise ValueError(f"{name} is dealt to ranks already: build the model anew")
     if len(experts.gate) % degree:

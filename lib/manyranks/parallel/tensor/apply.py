@@ -134,7 +134,8 @@ class TensorParallel(Accumulating):
         try:
             result = self.module(*inputs, **named)
         except Exception as error:
-            if said := checks.failed(self, error):
+            shapes = type(error) in checks.OF_SHAPES
+            if shapes and (said := checks.failed(self, error)):
                 raise ValueError(said) from error
             raise
         self._runs = True

@@ -198,7 +198,7 @@ def _refuse_labels(module: nn.Module, inputs: tuple, named: dict[str, Any]) -> N
 
 # Against the whole model
 
-_OF_CODE = (RuntimeError, IndexError, TypeError, ValueError, AttributeError, AssertionError)
+OF_SHAPES = (RuntimeError, IndexError, AssertionError)  # what code raises for wrong ones
 _COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_key_value_heads")
 Example = Mapping[str, Any] | Sequence[Any] | Tensor | bool
 
@@ -417,12 +417,12 @@ def _counts(module: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
 def failed(cut: Any, error: Exception) -> str:
     """Which module of a TensorParallel model raised it, and what to do.
 
-    Empty for what isn't the module's code: memory, messages, what this library refuses.
+    Empty for what isn't the module's code: messages, and what this library refuses.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    place, refused = frames[-1].f_globals["__name__"], isinstance(error, ValueError)
-    others = "torch.distributed", "manyranks." if refused else "torch.distributed"
-    if type(error) not in _OF_CODE or place.startswith(others):
+    place = frames[-1].f_globals["__name__"]
+    refused = isinstance(error, ValueError) and place.startswith("manyranks.")
+    if refused or place.startswith("torch.distributed"):
         return ""
     names = {module: name for name, module in cut.module.named_modules()}
     found = [frame.f_locals.get("self") for frame in frames]
