@@ -144,9 +144,8 @@ def gaps(row: Row, parameters: dict[str, Tensor], losses: dict, buffers: dict) -
     own_losses, own_buffers = trained(row, module, training, [rank])
     state = training.model.full_state_dict() if hasattr(training.model, "full_state_dict") else module.state_dict()
     found = {name: (state[name] - p).abs().max().item() for name, p in parameters.items()}
-    found |= {
-        f"buffer {k}": (a - b).abs().max().item() for k, (a, b) in enumerate(zip(own_buffers[rank], buffers[rank])) if a.numel()
-    }
+    pairs = enumerate(zip(own_buffers[rank], buffers[rank], strict=True))
+    found |= {f"buffer {k}": (own - b).abs().max().item() for k, (own, b) in pairs if b.numel()}
     found |= {f"loss {k}": abs(a - b) for k, (a, b) in enumerate(zip(own_losses[rank], losses[rank], strict=True))}
     return found
 
@@ -157,7 +156,7 @@ def allowed(row: Row) -> bool:
 
 
 def cover(*factors: Iterable) -> list[Row]:
-    """Rows in which each two values of two factors meet, if they may: each time the one with most new pairs, of rarest values."""
+    """Rows in which each two values of two factors meet, if they may: most new pairs first, then the rarest values."""
 
     def pairs(row: Row) -> set:
         return set(combinations(enumerate(row), 2))
