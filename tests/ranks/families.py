@@ -128,19 +128,29 @@ class Extra(nn.Module):
         return torch.tanh(self.used(x))
 
 
-class Buffers(nn.Module):
-    """PyTorch's own layers: a recurrent one, attention that reads its parts' weights, and statistics of each rank's rows."""
+class Parts(nn.Module):
+    """PyTorch's own parts: a recurrent one, attention that reads its inner layer's weight, and statistics of a rank's rows."""
 
     def __init__(self):
         super().__init__()
         self.recurrent, self.norm = nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.BatchNorm1d(SEQ)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 4, 24, 0.0, batch_first=True) for _ in range(2))
+        self.layers = nn.ModuleList(Attentive() for _ in range(2))
 
     def forward(self, x):
         x = self.norm(self.recurrent(x)[0])
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+class Attentive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.attention(y, y, y, need_weights=False)[0]
 
 
 FEW = {"hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -233,7 +243,7 @@ FAMILIES = {
     "CLIP": Family(
         "text and vision", hugging_face("CLIP", "Model", **CLIP), described, "CLIPEncoderLayer", "vision_model.encoder.layers.0"
     ),
-    "torch.nn": Family("LSTM, attention and batch norm", Buffers, rows, "TransformerEncoderLayer", "layers.0"),
+    "torch.nn": Family("LSTM, attention and batch norm", Parts, rows, "Attentive", "layers.0"),
     "outside": Family("parameters read past their modules", Outside, rows, "Squared", "layers.0"),
     "unused": Family("parameters that nobody uses", Unused, rows, "Extra", "layers.0"),
 }

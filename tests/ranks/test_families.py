@@ -1,6 +1,7 @@
 """Models that nobody here wrote, in every wrapper, in situations of every day, on 2 and 3 ranks: each trains as in one process.
 
-Not all of these hundreds of rows, but so many that each two values meet.
+Not all of these hundreds of rows, but so many that each two values meet. One process runs each rank's micro-batches by
+itself and takes the mean of their gradients.
 """
 
 import functools
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyranks.parallel import FullyShardedDataParallel, OverlappedDataParallel, Zero3, ZeroOptimizer, checkpoint_modules
+from tests.conftest import matrix
 from tests.ranks.families import FAMILIES, loss_of, made
 
 pytest.importorskip("transformers")
@@ -51,6 +53,7 @@ WRAPPERS = {
     "FSDP by layers": functools.partial(wrapped, lambda module, layers: FullyShardedDataParallel(module, units=layers)),
 }
 OWN = ("torch.nn", "outside", "unused")
+COMPILED = (*OWN, "GPT-2", "OPT", "BART", "BERT", "ViT")
 SITUATIONS = ("plain", "accumulated", "scaled", "compiled", "compiled later", "checkpointed", "evaluated", "frozen")
 
 
@@ -72,7 +75,8 @@ def prepared(row: Row, alone: bool = False) -> tuple[nn.Module, list[nn.Module]]
     if row.situation == "compiled" and not alone:
         part.compile(backend="aot_eager")
     if row.situation == "checkpointed" and not alone:
-        checkpoint_modules(module, lambda m: m in layers)
+        assert len(checkpoint_modules(module, lambda m: m in layers)) == len(layers)
+    assert layers
     return module, layers
 
 
@@ -122,10 +126,11 @@ def trained(row: Row, module: nn.Module, training: Training, ranks: Iterable[int
                 p.grad = None if p.grad is None else p.grad / len(ranks)
         scaler.step(training.optimizer)
         scaler.update()
+    for rank in ranks:
+        losses[rank].append(scaler.get_scale())  # half of what it was, if a step was left out
     return losses, buffers
 
 
-@functools.cache
 def alone(row: Row) -> tuple[dict[str, Tensor], dict, dict]:
     """In this process: the parameters, and each rank's losses and buffers."""
     module, _ = prepared(row, alone=True)
@@ -136,12 +141,14 @@ def alone(row: Row) -> tuple[dict[str, Tensor], dict, dict]:
 
 def gaps(row: Row, parameters: dict[str, Tensor], losses: dict, buffers: dict) -> dict[str, float]:
     """On a rank: the largest difference to one process in a parameter, which it names, in a buffer and in a loss."""
-    torch._dynamo.reset()  # so many compiled models in one process, and it would give up, in silence
+    torch._dynamo.reset()  # after eight models with one function it would give up, in silence
+    torch._dynamo.utils.counters.clear()
     rank, (module, layers) = dist.get_rank(), prepared(row)
     training = WRAPPERS[row.wrapper](module, layers)
     if row.situation == "compiled later":
         training.model.compile(backend="aot_eager")
     own_losses, own_buffers = trained(row, module, training, [rank])
+    assert row.situation != "compiled" or torch._dynamo.utils.counters["frames"]["ok"], "nothing was compiled"
     state = training.model.full_state_dict() if hasattr(training.model, "full_state_dict") else module.state_dict()
     found = {name: (state[name] - p).abs().max().item() for name, p in parameters.items()}
     pairs = enumerate(zip(own_buffers[rank], buffers[rank], strict=True))
@@ -151,8 +158,8 @@ def gaps(row: Row, parameters: dict[str, Tensor], losses: dict, buffers: dict) -
 
 
 def allowed(row: Row) -> bool:
-    """Compiling a whole model takes half a minute, and a layer of some two seconds."""
-    return row.situation != "compiled later" or row.family in OWN
+    """A large family's layer takes several seconds to compile, and a whole model half a minute."""
+    return row.family in {"compiled": COMPILED, "compiled later": OWN}.get(row.situation, FAMILIES)
 
 
 def cover(*factors: Iterable) -> list[Row]:
@@ -170,8 +177,12 @@ def cover(*factors: Iterable) -> list[Row]:
     return sorted(rows, key=lambda row: row.ranks)
 
 
-@pytest.mark.parametrize("row", cover(FAMILIES, WRAPPERS, SITUATIONS, (2, 3)), ids=lambda row: "-".join(map(str, row)))
-def test_it_trains_as_in_one_process(world_of, row):
-    for found in world_of(row.ranks).run(gaps, row, *alone(row)):
-        name = max(found, key=found.get)
-        assert found[name] <= FAMILIES[row.family].gap, name
+ROWS = cover(FAMILIES, WRAPPERS, SITUATIONS, (2, 3))
+SOON = [row for row in ROWS if row.ranks == 3 and not row.situation.startswith("compiled")][:24]
+
+
+@pytest.mark.parametrize(Row._fields, matrix(ROWS, SOON))
+def test_it_trains_as_in_one_process(world_of, family, wrapper, situation, ranks):
+    row = Row(family, wrapper, situation, ranks)
+    for found in world_of(ranks).run(gaps, row, *alone(row)):
+        assert {name: gap for name, gap in found.items() if not gap <= FAMILIES[family].gap} == {}
