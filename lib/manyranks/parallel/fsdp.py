@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import partition, sharding
 from manyranks.parallel.partition import in_backward, learning
+from manyranks.parallel.same_order import Order
 from manyranks.parallel.shard import Origin, as_parts
 from manyranks.parallel.sharded import Sharded
 from manyranks.parallel.sharding import Group
@@ -62,6 +63,7 @@ class Unit:
         self.gathered, self.shown = True, False  # whether modules have the whole ones
         self._versions = self._now()  # of what was gathered
         self._gather: dist.Work | None = None  # the row is on its way here
+        self.finish_gather: Callable[[dist.Work], object] = dist.Work.wait
         self._reduction: Callable[[], Tensor] | None = None  # gradients are on their way
         self.free()
 
@@ -88,7 +90,7 @@ class Unit:
         """Returns when the modules have their whole parameters."""
         self.start()
         if self._gather is not None:
-            self._gather.wait()
+            self.finish_gather(self._gather)
             self._gather = None
         if not self.shown:
             self.part.show(self.whole)
@@ -188,6 +190,7 @@ class FullyShardedDataParallel(Sharded):
         own = [Unit(part, group_of(part.first), *how) for part in cut.parts]
         self._needs = {used: [own[k] for k in of] for used, of in cut.needs.items()}
         for unit in own:
+            unit.finish_gather = lambda work: self._leads()._order.wait(work)
             each = zip(unit.part.named, unit.shards, unit.row.firsts, strict=True)
             for name, shard, first in each:
                 shard.origin = Origin(name, shard.whole.shape, first, self.group)
@@ -197,7 +200,7 @@ class FullyShardedDataParallel(Sharded):
             self._needs |= wrapper._follow(self)
         self.units = list(dict.fromkeys(u for of in self._needs.values() for u in of))
         self._leads, self._reduces = lambda: self, True
-        self._forward, self._backward = partition.Order(), partition.Order()
+        self._order = Order(module, self.group)
         self._running: list[tuple[nn.Module, frozenset[Unit]]] = []  # and what they have
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
         self._leaving: Unit | None = None  # its gradients are on their way
@@ -221,14 +224,15 @@ class FullyShardedDataParallel(Sharded):
         if self._leads() is not self or in_backward():
             return self.module(*args, **kwargs)
         partition.check([unit.part for unit in self.units])
-        self._forward.begin()
-        self._backward.begin()
+        self._order.begin("forward")
+        self._order.begin("backward")
         if self._reduces:  # else no optimizer has stepped since what is still here came
             self._free_done()
         if self._runs:  # the last backward has raised, and its gradients are incomplete
             self._leaving, self._runs, self._arrived = None, False, False
             self.forget()
         outputs = self.module(*args, **kwargs)
+        self._order.end("forward")
         for output in learning(outputs):
             output.register_hook(lambda grad: self._expect_end())
         if not torch.is_grad_enabled():
@@ -240,14 +244,13 @@ class FullyShardedDataParallel(Sharded):
         self._running.append((module, have.union(self._needs[module])))
         if have.issuperset(self._needs[module]):
             return  # a module around this one has them here
-        again = in_backward()  # a checkpoint computes it again
-        if not again:
+        if not in_backward():  # else a checkpoint computes it again
             self._free_done(but=self._needs[module])
             self._frees.watch(module, (args, kwargs))
         for unit in self._needs[module]:
             unit.wait()
             unit.used |= torch.is_grad_enabled()
-        self._start_next(self._backward if again else self._forward, module)
+        self._start_next(module)
 
     def _bring(self, unit: Unit) -> None:
         """A module that computes reads a parameter of another one: it needs it, too."""
@@ -279,7 +282,7 @@ class FullyShardedDataParallel(Sharded):
         self._free_done(but=self._needs[module])
         for unit in self._needs[module]:
             unit.wait()
-        self._start_next(self._backward, module)
+        self._start_next(module)
 
     def _gradient(self, unit: Unit, whole: nn.Parameter) -> None:
         """A parameter's gradient is ready. When all of a unit's are, they leave."""
@@ -305,8 +308,9 @@ class FullyShardedDataParallel(Sharded):
             self._leaving.hand_over()
             self._leaving = None
 
-    def _start_next(self, order: partition.Order, module: nn.Module) -> None:
-        for other in order.next(module, self._prefetch):
+    def _start_next(self, module: nn.Module) -> None:
+        kind = "backward" if in_backward() else "forward"
+        for other in self._order.next(kind, module, self._prefetch):
             for unit in self._needs[other]:
                 unit.start()
 
@@ -324,7 +328,7 @@ class FullyShardedDataParallel(Sharded):
 
     def _end(self) -> None:
         """Frees everything, and reduces units that still miss a gradient."""
-        self._backward.begin()
+        self._order.end("backward")
         if self._arrived or not self._runs:  # else only inputs' gradients were asked for
             for unit in self.units:
                 unit.free()

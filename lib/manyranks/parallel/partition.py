@@ -213,25 +213,6 @@ def hooks(
     return found
 
 
-class Order:
-    """Notes the order that modules compute in, and expects the same order next time."""
-
-    def __init__(self):
-        self._modules: list[nn.Module] = []
-        self._at = -1
-
-    def begin(self) -> None:
-        """A pass begins."""
-        self._at = -1
-
-    def next(self, module: nn.Module, count: int) -> list[nn.Module]:
-        """Notes that this one computes, and returns the `count` expected next."""
-        self._at += 1
-        if self._modules[self._at : self._at + 1] != [module]:
-            self._modules[self._at :] = [module]  # another order than before
-        return self._modules[self._at + 1 : self._at + 1 + count]
-
-
 class Ends:
     """Frees units at the end of a module's backward that no parameter's gradient frees.
 
