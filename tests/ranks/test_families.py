@@ -178,7 +178,7 @@ def cover(*factors: Iterable) -> list[Row]:
 
 
 ROWS = cover(FAMILIES, WRAPPERS, SITUATIONS, (2, 3))
-SOON = [row for row in ROWS if row.ranks == 3 and not row.situation.startswith("compiled")][:24]
+SOON = [row for row in ROWS if row.ranks == 3 and not row.situation.startswith("compiled")][::2]
 
 
 @pytest.mark.parametrize(Row._fields, matrix(ROWS, SOON))
