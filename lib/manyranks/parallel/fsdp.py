@@ -206,6 +206,7 @@ class FullyShardedDataParallel(Sharded):
         self._leaving: Unit | None = None  # its gradients are on their way
         self._runs = self._arrived = False  # a backward; a gradient in it
         self._frees = partition.Ends(self._needs)
+        self.forward = torch.compiler.disable(self.forward)  # the module may be compiled
         self._hooks = partition.hooks(
             self._needs, self._before_forward, self._after_forward, self._gradient
         )

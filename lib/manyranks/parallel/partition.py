@@ -201,6 +201,7 @@ def hooks(
 
     Ours comes first: other hooks may use a module's parameters.
     """
+    before, after = torch.compiler.disable(before), torch.compiler.disable(after)
     found = []
     for module in needs:
         how = {"with_kwargs": True, "prepend": True}
