@@ -45,7 +45,7 @@ def hugging_face(name: str, head: str, **config) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         import transformers
 
-        return getattr(transformers, name + head)(getattr(transformers, f"{name}Config")(**config))
+        return getattr(transformers, name.removesuffix("Text") + head)(getattr(transformers, f"{name}Config")(**config))
 
     return make
 
@@ -179,11 +179,11 @@ LM, FIRST, CLOSE = "ForCausalLM", "model.layers.0", 1e-7
 
 FAMILIES = {
     "Llama": Family("decoder", hugging_face("Llama", LM, **LLAMA), tokens, "LlamaDecoderLayer", FIRST, CLOSE),
-    "Gemma 2": Family(
+    "Gemma 3": Family(
         "decoder with windows, tied",
-        hugging_face("Gemma2", LM, **LLAMA | {"sliding_window": 4, "pad_token_id": 0}),
+        hugging_face("Gemma3Text", LM, **LLAMA | {"sliding_window": 4, "pad_token_id": 0}),
         tokens,
-        "Gemma2DecoderLayer",
+        "Gemma3DecoderLayer",
         FIRST,
         CLOSE,
     ),
