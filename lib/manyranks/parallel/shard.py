@@ -67,6 +67,7 @@ class Shard(Tensor):
         return id(self)  # without __torch_function__, for optimizers look up each part
 
     @classmethod
+    @torch._disable_dynamo  # as compiler.disable, without importing the compiler now
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs, found, name = kwargs or {}, _shards(func, args, kwargs), _name(func)
         if any(isinstance(x, ShardParameter) and x.reads() for x in found):
