@@ -4,21 +4,27 @@ Not all of these hundreds of rows, but so many that each two values meet. One pr
 itself and takes the mean of their gradients.
 """
 
-import functools
+import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
+from importlib.resources import files
 from itertools import combinations, product
 from typing import NamedTuple
 
+import nbformat
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyranks.parallel import FullyShardedDataParallel, OverlappedDataParallel, Zero3, ZeroOptimizer, checkpoint_modules
+from manyranks.parallel.expert import take_over
+from manyranks.parallel.tensor import parallelize_transformers
 from tests.conftest import matrix
+from tests.notebooks.pages import OWN, code
 from tests.ranks.families import FAMILIES, loss_of, made
 
 pytest.importorskip("transformers")
@@ -45,15 +51,15 @@ def wrapped(wrap: Callable, module: nn.Module, layers: list[nn.Module]) -> Train
 
 
 WRAPPERS = {
-    "DDP": functools.partial(wrapped, lambda module, layers: OverlappedDataParallel(module)),
-    "ZeRO-1": functools.partial(zero, stage=1),
-    "ZeRO-2": functools.partial(zero, stage=2),
-    "ZeRO-3": functools.partial(wrapped, lambda module, layers: Zero3(module)),
-    "FSDP": functools.partial(wrapped, lambda module, layers: FullyShardedDataParallel(module)),
-    "FSDP by layers": functools.partial(wrapped, lambda module, layers: FullyShardedDataParallel(module, units=layers)),
+    "DDP": partial(wrapped, lambda module, layers: OverlappedDataParallel(module)),
+    "ZeRO-1": partial(zero, stage=1),
+    "ZeRO-2": partial(zero, stage=2),
+    "ZeRO-3": partial(wrapped, lambda module, layers: Zero3(module)),
+    "FSDP": partial(wrapped, lambda module, layers: FullyShardedDataParallel(module)),
+    "FSDP by layers": partial(wrapped, lambda module, layers: FullyShardedDataParallel(module, units=layers)),
 }
-OWN = ("torch.nn", "outside", "unused")
-COMPILED = (*OWN, "GPT-2", "OPT", "BART", "BERT", "ViT")
+SMALL = ("torch.nn", "outside", "unused")
+COMPILED = (*SMALL, "GPT-2", "OPT", "BART", "BERT", "ViT")
 SITUATIONS = ("plain", "accumulated", "scaled", "compiled", "compiled later", "checkpointed", "evaluated", "frozen")
 
 
@@ -71,7 +77,7 @@ def prepared(row: Row, alone: bool = False) -> tuple[nn.Module, list[nn.Module]]
     if row.situation == "frozen":
         part.requires_grad_(False)
     if row.situation == "scaled":
-        next(p for p in part.parameters() if p.dim() > 1).register_hook(functools.partial(overflow, row, module))
+        next(p for p in part.parameters() if p.dim() > 1).register_hook(partial(overflow, row, module))
     if row.situation == "compiled" and not alone:
         part.compile(backend="aot_eager")
     if row.situation == "checkpointed" and not alone:
@@ -159,7 +165,7 @@ def gaps(row: Row, parameters: dict[str, Tensor], losses: dict, buffers: dict) -
 
 def allowed(row: Row) -> bool:
     """A large family's layer takes several seconds to compile, and a whole model half a minute."""
-    return row.family in {"compiled": COMPILED, "compiled later": OWN}.get(row.situation, FAMILIES)
+    return row.family in {"compiled": COMPILED, "compiled later": SMALL}.get(row.situation, FAMILIES)
 
 
 def cover(*factors: Iterable) -> list[Row]:
@@ -177,8 +183,57 @@ def cover(*factors: Iterable) -> list[Row]:
     return sorted(rows, key=lambda row: row.ranks)
 
 
+def fails(row: Row) -> str:
+    """Why a row is known to fail; nothing if it doesn't."""
+    return ""
+
+
 ROWS = cover(FAMILIES, WRAPPERS, SITUATIONS, (2, 3))
 SOON = [row for row in ROWS if row.ranks == 3 and not row.situation.startswith("compiled")][::2]
+
+
+def written() -> dict[str, dict[str, str]]:
+    """What *Your own model* shows: of each family, a word for each axis."""
+    with (files("manyranks.show") / "axes.csv").open(encoding="utf-8") as lines:
+        return {row["model"]: row for row in csv.DictReader(lines)}
+
+
+def cut_and_dealt(family: str) -> list[bool]:
+    """On a rank: whether the library knows where to cut a model, and its experts. It compares what they compute."""
+    found = []
+    for change in (partial(parallelize_transformers, mesh=None), take_over):
+        try:
+            change(made(family))
+            found.append(True)
+        except ValueError:
+            found.append(False)
+    return found
+
+
+@pytest.mark.parametrize("family", matrix(FAMILIES, []))
+def test_the_page_says_which_models_can_be_cut_and_dealt(world_of, family):
+    row = written()[family]
+    says = [row["tensor"] == "yes", row["expert"] == "yes"]
+    assert world_of(2).run(cut_and_dealt, family) == [says] * 2
+
+
+def test_the_page_says_what_this_table_found_and_what_the_page_trains_itself():
+    axes = {"data": ["DDP"], "ZeRO": ["ZeRO-1", "ZeRO-2", "ZeRO-3"], "FSDP": ["FSDP", "FSDP by layers"]}
+    rows = written()
+    assert list(rows) == list(FAMILIES)
+    for family, row in rows.items():
+        assert row["what"] == FAMILIES[family].what
+        for axis, wrappers in axes.items():
+            tried = [each for each in ROWS if each.family == family and each.wrapper in wrappers]
+            fail = sorted({each.situation for each in tried if fails(each)})
+            assert row[axis] == (f"not {', '.join(fail)}" if fail else "yes"), (family, axis)
+    by_hand = {(family, axis) for family, row in rows.items() for axis, word in row.items() if word == "by hand"}
+    assert by_hand == {("Llama", "pipeline"), ("Llama", "context"), ("OPT", "tensor")}  # OPT: see test_foreign.py
+    page = code(nbformat.read(OWN, as_version=4))
+    for call in ("Pipeline(", "ring_attention("):
+        (cell,) = [cell for cell in page if call in cell.source]
+        assert "model = llama(" in cell.source
+        assert "equal to one process" in cell.outputs[0].text
 
 
 @pytest.mark.parametrize(Row._fields, matrix(ROWS, SOON))
