@@ -183,13 +183,10 @@ def cover(*factors: Iterable) -> list[Row]:
     return sorted(rows, key=lambda row: row.ranks)
 
 
-def fails(row: Row) -> str:
-    """Why a row is known to fail; nothing if it doesn't."""
-    return ""
-
-
 ROWS = cover(FAMILIES, WRAPPERS, SITUATIONS, (2, 3))
 SOON = [row for row in ROWS if row.ranks == 3 and not row.situation.startswith("compiled")][::2]
+READ = "a checkpoint that's computed again finds a shard where a unit's own forward reads an inner module's weight"
+FAILS = {Row("outside", "FSDP by layers", "checkpointed", 3): READ}  # and why
 
 
 def written() -> dict[str, dict[str, str]]:
@@ -225,7 +222,7 @@ def test_the_page_says_what_this_table_found_and_what_the_page_trains_itself():
         assert row["what"] == FAMILIES[family].what
         for axis, wrappers in axes.items():
             tried = [each for each in ROWS if each.family == family and each.wrapper in wrappers]
-            fail = sorted({each.situation for each in tried if fails(each)})
+            fail = sorted({each.situation for each in tried if each in FAILS})
             assert row[axis] == (f"not {', '.join(fail)}" if fail else "yes"), (family, axis)
     by_hand = {(family, axis) for family, row in rows.items() for axis, word in row.items() if word == "by hand"}
     assert by_hand == {("Llama", "pipeline"), ("Llama", "context"), ("OPT", "tensor")}  # OPT: see test_foreign.py
@@ -237,7 +234,9 @@ def test_the_page_says_what_this_table_found_and_what_the_page_trains_itself():
 
 
 @pytest.mark.parametrize(Row._fields, matrix(ROWS, SOON))
-def test_it_trains_as_in_one_process(world_of, family, wrapper, situation, ranks):
+def test_it_trains_as_in_one_process(request, world_of, family, wrapper, situation, ranks):
     row = Row(family, wrapper, situation, ranks)
+    if row in FAILS:
+        request.applymarker(pytest.mark.xfail(strict=True, reason=FAILS[row]))
     for found in world_of(ranks).run(gaps, row, *alone(row)):
         assert {name: gap for name, gap in found.items() if not gap <= FAMILIES[family].gap} == {}
