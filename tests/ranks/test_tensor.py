@@ -12,12 +12,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.tensor import (
     Column,
     ColumnParallelLinear,
+    How,
     Row,
     RowParallelLinear,
     VocabParallelEmbedding,
+    column_parallel,
     copy_in,
     gather_in,
     parallelize,
@@ -253,6 +256,35 @@ def test_the_mappings_alone_make_a_parallel_chain(shared_worlds):
     assert max(max(found) for found in shared_worlds.run(by_hand)) < 1e-12
 
 
+# A shard that is kept instead of the whole
+
+
+def again(way: str) -> list[float]:
+    """Two backward passes of one graph, one result unused, under a checkpoint, and with an input that needs no gradient."""
+    t, found = dist.get_world_size(), []
+    for changed in ("plain", "checkpoint", "no gradient"):
+        alone = lively(nn.Sequential(nn.Tanh(), nn.Linear(5, 6 * t), nn.Linear(5, 6 * t, bias=False)))
+        first, second = (ColumnParallelLinear.of(copy.deepcopy(alone[k]), How(**WAYS[way])) for k in (1, 2))
+        both = nn.ModuleList([first, second])
+        both.forward = lambda x: column_parallel(x.tanh(), first, second)
+        if changed == "checkpoint":
+            checkpoint_modules(nn.ModuleList([both]), lambda module: module is both)
+        x = random(2, 12, 5).requires_grad_(changed != "no gradient")
+        x_own = own_part(x.detach()).requires_grad_(changed != "no gradient")
+        y, (ours, _) = alone[1](x.tanh()), both(x_own)
+        for k in range(1 if changed == "checkpoint" else 2):
+            y.square().sum().backward(retain_graph=not k)
+            ours.square().sum().backward(retain_graph=not k)
+        found.append(off(first.weight.grad, first.cut.own(alone[1].weight.grad)))
+        found += [] if x.grad is None else [off(x_own.grad, own_part(x.grad))]
+    return found
+
+
+@pytest.mark.parametrize("way", ["sequence", "kept", "overlap"])
+def test_a_graph_may_be_used_twice_and_in_part(shared_worlds, way):
+    assert max(max(found) for found in shared_worlds.run(again, way)) < 1e-12
+
+
 # The whole GPT
 
 
@@ -264,6 +296,7 @@ KINDS = {
     "fewer tokens than ranks": {"style": "gpt2", "vocab": 2, "tied": False},
     "frozen": {"style": "gpt2", "vocab": 13, "tied": False, "layers": 2},
 }
+OF_KIND = {"gpt2": WAYS}  # of the others plain ones and with sequence parallelism, for each layer's are above
 PLACES = ("gpt2", "a head for several ranks")  # are told the places of their tokens, by name as a caller may
 
 
@@ -291,8 +324,8 @@ def trained(kind: str) -> dict[str, float]:
     batches = torch.randint(config.vocab, (2, 3, 13), generator=torch.Generator().manual_seed(0))
     places = {"positions_S": torch.arange(12).flip(0)} if kind in PLACES else {}
     expected = stepped(copy.deepcopy(whole), loss, batches, places, lambda k: None)
-    for way, how in WAYS.items():
-        tp = parallelize(copy.deepcopy(whole), None, tensor_styles.styles(config), **how)
+    for way in OF_KIND.get(kind, ("plain", "sequence")):
+        tp = parallelize(copy.deepcopy(whole), None, tensor_styles.styles(config), **WAYS[way])
 
         def finish(k: int, tp: nn.Module = tp) -> None:
             with tp.no_sync() if k == 0 else nullcontext():

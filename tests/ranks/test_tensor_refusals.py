@@ -22,12 +22,12 @@ from manyranks.parallel.tensor import (
     parallelize,
     vocab_parallel_cross_entropy,
 )
-from manyranks.parallel.tensor.cuts import Cut
+from manyranks.parallel.tensor.cuts import Cut, by_heads
 from manyranks.parallel.tensor.state import load_full_state_dict, tensor_state
 from manyranks.training import tensor_styles
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
-from tests.ranks import refused, test_tensor_partial
+from tests.ranks import refused, test_tensor_checks
 from tests.ranks.test_tensor import Counts, Fused, fused, heads, lively, random
 
 SP = {"sequence_parallel": True}
@@ -128,6 +128,7 @@ REFUSED = {
     "heads": (lambda: gpt(sizes={"heads": 6}), r"6 heads on 4 tensor-parallel ranks: one must divide the other"),
     "few heads": (lambda: gpt(sizes={"heads": 2}), r"2 heads on 4 tensor-parallel ranks.*at most 2 ranks"),
     "key/value heads": (lambda: gpt(sizes={"kv_heads": 6}), r"6 heads on 4 tensor-parallel ranks"),
+    "sizes of heads": (lambda: by_heads(25, 6, 2, 0), r"25 features do not make 6 heads of one size: correct heads="),
     "feed-forward": (lambda: gpt(sizes={"ffn": 50}), r"50 features of layers\.0\.mlp\.\w+ on 4 .* 1, 2, 5, 10, 25, 50 ranks"),
     "column": (lambda: ColumnParallelLinear(4, 6), r"6 features on 4 tensor-parallel ranks.*1, 2, 3, 6 ranks"),
     "row": (lambda: RowParallelLinear(6, 4), r"6 features on 4 tensor-parallel ranks"),
@@ -232,10 +233,10 @@ def on_both_sides():
 
 
 def thawed():
-    ours = parallelize(test_tensor_partial.model(4, 4), None, test_tensor_partial.styles(4, 4))
+    ours = parallelize(test_tensor_checks.model(4, 4), None, test_tensor_checks.styles(4, 4))
     for learns in (False, True):
         ours.module[1].q_norm.requires_grad_(learns)
-        ours(random(2, 5, 8 * test_tensor_partial.D)).sum().backward()
+        ours(random(2, 5, 8 * test_tensor_checks.D)).sum().backward()
         ours.finish()
 
 

@@ -1,6 +1,8 @@
-"""parallel.tensor: whole parameters on features of one rank get the sum of the ranks' gradients, wherever they are."""
+"""parallel.tensor.checks: gradients of whole parameters on features of one rank are summed; a comparison changes nothing."""
 
 import copy
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -12,7 +14,7 @@ from torch.utils import checkpoint as torchs
 
 from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.tensor import Column, Row, parallelize
-from tests.ranks.test_tensor import DEGREES, gaps, lively, off, random
+from tests.ranks.test_tensor import DEGREES, Counts, gaps, heads, lively, off, random
 
 D = 4  # features of a head
 
@@ -103,3 +105,43 @@ def test_norms_of_single_heads_learn_as_in_one_process(shared_worlds, name):
         for gap, summed in shared_worlds.run(trained, name, kv_heads):
             assert gap < 1e-11
             assert summed == (INSIDE if t > 1 else [])
+
+
+# A comparison with the whole model
+
+
+def as_it_was() -> list[bool]:
+    """What a comparison leaves: mode, buffers, gradients, the common random numbers, and what the first pass is to show."""
+    t = dist.get_world_size()
+    model = lively(Counts(t))
+    model.out.bias.grad = grad = torch.ones_like(model.out.bias)
+    model.drop.eval()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    tp = parallelize(model, None, heads(t), example={"x_BSH": random(2, 5, model.q.in_features)})
+    unchanged = [model.training, not model.drop.training, model.passes.item() == 0, model.num_heads == 2]
+    unchanged += [model.out.bias.grad is grad, bool((grad == 1).all()), torch.equal(torch.get_rng_state(), state)]
+    unchanged += [p is model.out.bias or p.grad is None for p in tp.parameters()]
+    return [*unchanged, all(tp._looks), tp._frozen is None]
+
+
+def test_a_comparison_leaves_nothing_changed(shared_worlds):
+    assert all(map(all, shared_worlds.run(as_it_was)))
+
+
+def others() -> list[bool]:
+    """A model beside, one that was dropped, an example that is not wanted."""
+    t, model, x = dist.get_world_size(), nn.Linear(12, 24), torch.ones(2, 3, 12)
+    whole = weakref.ref(model.weight)
+    kept = copy.deepcopy(model)
+    cut = parallelize(nn.Sequential(model), None, {"0": Column()})
+    (kept(x).sum() + cut(x).sum()).backward()
+    torch.optim.SGD([*kept.parameters(), *cut.parameters()], 0.1).step()
+    del model
+    gc.collect()
+    counts = parallelize(Counts(t), None, heads(t), example=False)
+    return [whole() is None, counts.module.num_heads == 2 * t]
+
+
+def test_what_is_right_is_not_refused_and_a_dropped_weight_is_gone(shared_worlds):
+    assert all(map(all, shared_worlds.run(others)))
