@@ -56,7 +56,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def off(ours: torch.Tensor | None, expected: torch.Tensor | None) -> float:
     if ours is None or expected is None or ours.shape != expected.shape:
         return 0.0 if ours is expected else float("inf")
-    return (ours - expected).abs().max().item() if ours.numel() else 0.0
+    return (ours - expected).abs().nan_to_num(float("inf")).max().item() if ours.numel() else 0.0
 
 
 def gaps(tp: nn.Module, alone: nn.Module) -> list[float]:
@@ -145,8 +145,9 @@ def course_s(kind: type, part: str, kv: dict | None = None, frozen: tuple[str, .
 
 def chain(*shape: int, bias: bool = True, frozen: tuple[str, ...] = ()) -> Case:
     """Of layers that no module calls together; what they give is changed in place."""
-    parts = lambda t: nn.Sequential(nn.Linear(5, 12, bias), nn.ReLU(inplace=True), nn.Linear(12, 7, bias))  # noqa: E731
-    return Case(parts, lambda t: {"0": Column(), "2": Row()}, (*shape, 5), frozen)
+    columns, rows = partial(nn.Linear, 5, 12, bias), partial(nn.Linear, 12, 7, bias)
+    table = {"0": Column(), "2": Row()}
+    return Case(lambda t: nn.Sequential(columns(), nn.ReLU(inplace=True), rows()), lambda t: table, (*shape, 5), frozen)
 
 
 CASES = {

@@ -98,7 +98,7 @@ def test_the_whole_gpt_s_calls_and_payload_are_the_theory_s_and_so_is_finish_s_o
         sums = [("all_reduce", 4 * n)] if (n := sum(partial)) else []
         calls = after.calls[r][len(before.calls[r]) :]
         assert [(call.op, call.bytes) for call in calls] == [*sums, ("all_reduce", 8)]  # the norm, in 64 bits
-        summed = tensor.finish(shape, t, bool(how), itemsize=4, copies_rank=r, rank=r)
+        summed = tensor.finish(shape, t, bool(how), itemsize=4, rank=r)
         assert summed.count == len(sums)
         norm = collectives.sent_bytes("all_reduce", 1, 8, t)[r]
         assert after.payload_bytes[r] - before.payload_bytes[r] == summed.bytes + norm
