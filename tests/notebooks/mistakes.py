@@ -431,8 +431,8 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "merge": (_MERGE, "o is 310.6 and the sum of exponentials is 10.0; they should be 432.1 and 10"),
         "pass_on": (_PASS_ON, "After a hop, rank 0 has 10; it should have 1000"),
         "homeward": (_HOMEWARD, "4 hops; 3 are enough"),
-        "zigzag": (_ZIGZAG, "of 16 tokens, rank 0 has [0, 1, 8, 9]; it should have [0, 1, 14, 15]"),
-        "heads_for_tokens": (_HEADS_FOR_TOKENS, "doesn't have its own two heads of all tokens"),
+        "zigzag": (_ZIGZAG, "of 16 tokens on 4 ranks, rank 0 has [0, 1, 8, 9]; it should have [0, 1, 14, 15]"),
+        "heads_for_tokens": (_HEADS_FOR_TOKENS, "On rank 0, [0, 1, 0] is 400; it should be 100"),
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),

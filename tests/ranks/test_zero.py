@@ -16,6 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 import manyranks as mr
 from manyranks import theory
 from manyranks.parallel.fsdp import FullyShardedDataParallel
+from manyranks.parallel.shard import local
 from manyranks.parallel.zero import Zero3, ZeroOptimizer
 from tests.conftest import matrix
 from tests.ranks.test_data_parallel import Toy, difference, loss_of, tokens
@@ -51,7 +52,7 @@ class Trained:
             self.model.finish()
 
     def shards(self) -> list[torch.Tensor]:
-        return list(self.model.parameters()) if self.sharded else [row.shard_S for row in self.optimizer.rows]
+        return list(self.model.parameters()) if self.sharded else self.optimizer.shards()
 
     def gap(self, alone: nn.Module) -> float:
         """The largest difference of any parameter or buffer to the other model's."""
@@ -126,13 +127,13 @@ def test_every_shard_of_what_learns_changes_in_every_step(shared_worlds, stage):
         rank = dist.get_rank()
         ours = Trained(stage, toy(0))
         for step in range(3):
-            before = [shard.detach().clone() for shard in ours.shards()]
+            before = [local(shard).clone() for shard in ours.shards()]
             ours.optimizer.zero_grad()
             ours.backward(loss_of(ours.model, tokens(rank, step), True))
             ours.optimizer.step()
             for was, shard in zip(before, ours.shards(), strict=True):
                 used = shard.requires_grad and bool(was.any())  # a shard may be nothing but padding
-                assert used == (not torch.equal(was, shard)), (step, shard.shape)
+                assert used == (not torch.equal(was, local(shard))), (step, shard.shape)
         return sum(shard.requires_grad for shard in ours.shards())
 
     assert min(shared_worlds.run(moved)) > 3
@@ -266,8 +267,9 @@ def held(stage: int, dtype: torch.dtype, compute: torch.dtype | None = None, sha
 def theirs(rows, frozen, n, stage, bytes, replicas=1, rank=0) -> list[int]:
     """theory.sharding's bytes: what learns, and what is frozen, of which there are neither gradients nor states."""
     parameter, gradient, master = bytes
-    shards = {"replicas": replicas, "rank": rank, "tensors": 2 * len(rows)} if stage == 3 else {}
-    of_rows = theory.sharding.held(rows, n, stage, parameter, gradient, master, (4, 4), 4, **shards)
+    shards = {"replicas": replicas, "rank": rank}
+    tensors = 2 * len(rows) if stage == 3 else 4
+    of_rows = theory.sharding.held(rows, n, stage, parameter, gradient, master, (4, 4), 4, **shards, tensors=tensors)
     whole = parameter or master
     fixed = (
         theory.sharding.held(frozen, n, stage, whole, 0, 0, (), 0, **shards).parameters if stage == 3 else sum(frozen) * whole

@@ -40,12 +40,13 @@ def test_what_is_held_is_what_counting_the_last_rank_s_elements_gives(each, grou
         while len(row) % k:
             row.append(None)
         mine = row[len(row) - len(row) // k :]
-        own = [element for element in mine if element is not None] if stage == 3 else mine
+        real = [element for element in mine if element is not None]
+        own = real if stage == 3 else mine
         parts = {
             "parameters": (parameter, own if stage == 3 else row),
             "gradients": (gradient, mine if stage >= 2 else row[:elements]),
             "masters": (master, own),
-            "states": (sum(states), own),
+            "states": (sum(states), real),
         }
         for name, (size, kept) in parts.items():
             expected[name] += size * len(kept)

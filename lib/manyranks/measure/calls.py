@@ -117,6 +117,7 @@ class Recorder:
         self.counts: Counter = Counter()  # collectives by group; messages by (group, op, peer, tag)
         self.members: dict[str, tuple[int, ...]] = {}
         self.broken = False
+        self.late: set[int] = set()  # ids of Works whose wait had a timeout that passed
         self._in_backward = False
         self.waiting: Call | None = None
         self._endless = False  # whether that wait has no timeout
@@ -273,24 +274,32 @@ class Recorder:
         _, call = self._messages.get(id(work)) or self._collectives.get(id(work)) or done
         main = threading.current_thread() is threading.main_thread()
         started = time.perf_counter()
-        if main:
-            self.waiting, self._endless = call, not args and not kwargs
+        timed, again = bool(args or kwargs), id(work) in self.late
+        if main:  # whoever waits once more for the same Work waits without an end
+            self.waiting, self._endless = call, again or not timed
+        self.late.discard(id(work))
         try:
             return ends.wait(work, *args, **kwargs)
         except RuntimeError:
-            self.broken = True
+            if timed and not work.is_completed():
+                self.late.add(id(work))
+            else:
+                self.broken = True
             raise
         finally:
             self._after_wait(id(work), call, started, main)
 
     def _after_wait(self, key: int, call: Call | None, started: float, main: bool) -> None:
+        if main:
+            self.waiting = None
+        if key in self.late:
+            return
         finished = time.perf_counter()
         self._messages.pop(key, None)
         self._collectives.pop(key, None)
         if call is not None and call.finished is None:
             call.finished = finished
         if main:
-            self.waiting = None
             self._note_event(True, None if call is None else call.number, started)
 
     def _note_event(self, waits: bool, number: int | None, started: float) -> None:

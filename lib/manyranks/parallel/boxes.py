@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from manyranks.parallel.precision import make_states
+from manyranks.parallel.shard import local
 from manyranks.parallel.sharded import Sharded, names_of
 from manyranks.parallel.tensor.cuts import Cut
 from manyranks.parallel.zero import ZeroOptimizer
@@ -49,19 +50,17 @@ def of_model(
     found = []
     if isinstance(model, ZeroOptimizer):
         optimizer, buffers = model.optimizer, ()
-        name_of = {
-            p: n for r in model.rows for p, n in zip(r.parameters, r.names, strict=True)
-        }
         owned = [
-            (name_of[p], p.shape, first, row.shard_S, span)
-            for row in model.rows
-            for p, first, span in row.owned()
+            (name, shape, first, shard)
+            for shard in model.shards()
+            for name, shape, first, _ in [shard.origin]
         ]
-        found = [b for k, p in enumerate(model.frozen) for b in _whole(f"frozen.{k}", p)]
+        each = enumerate(model.frozen)
+        found = [b for k, (_, p) in each for b in _whole(f"frozen.{k}", p)]
     else:
         names, buffers = names_of(model), model.named_buffers()
         owned = [
-            (names[shard], whole.shape, first, shard, slice(None))
+            (names[shard], whole.shape, first, shard)
             for unit in model.units
             for shard, whole, first in zip(
                 unit.shards, unit.whole, unit.row.firsts, strict=True
@@ -71,13 +70,13 @@ def of_model(
         make_states(optimizer)
     for name, buffer in buffers:
         found += _whole(f"buffer.{name}", buffer)
-    for name, shape, first, shard, span in owned:
+    for name, shape, first, shard in owned:
         states = optimizer.state.get(shard, {}) if optimizer is not None else {}
         for kind, value in {"parameter": shard, **states}.items():
             if not isinstance(value, Tensor):
                 continue
-            if value.dim():
-                part = value.detach()[span]
+            if local(value).dim():
+                part = local(value).detach()
                 found += of_range(f"{kind}.{name}", part, first, shape)
             else:
                 found += _whole(f"{kind}.{name}", value)

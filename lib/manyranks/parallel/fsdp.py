@@ -27,6 +27,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import partition, sharding
 from manyranks.parallel.partition import in_backward, learning
+from manyranks.parallel.same_order import Order
+from manyranks.parallel.shard import Origin, as_parts
 from manyranks.parallel.sharded import Sharded
 from manyranks.parallel.sharding import Group
 
@@ -54,20 +56,25 @@ class Unit:
         self.row_E = row_E.to(dtype) if dtype and row_E.is_floating_point() else row_E
         self.bytes, self.reduce_dtype = self.row_E.nbytes, reduce_dtype or self.row_E.dtype
         own = self.row.split(self.row.own(row_E))
-        self.whole = partition.split(self.shards, self.row.parts(self.row_E), own)
+        self.whole = partition.split(part.named, self.row.parts(self.row_E), own)
         self.learns = self.shards[0].requires_grad
         self.missing = set(self.whole)  # those whose gradients haven't come
         self.used = False  # in a forward pass whose gradients weren't reduced yet
-        self.gathered = True
-        self._versions = [shard._version for shard in self.shards]  # of what was gathered
+        self.gathered, self.shown = True, False  # whether modules have the whole ones
+        self._versions = self._now()  # of what was gathered
         self._gather: dist.Work | None = None  # the row is on its way here
+        self.finish_gather: Callable[[dist.Work], object] = dist.Work.wait
         self._reduction: Callable[[], Tensor] | None = None  # gradients are on their way
         self.free()
+
+    def _now(self) -> list[int]:
+        with as_parts():
+            return [shard._version for shard in self.shards]
 
     @torch.no_grad()
     def start(self) -> None:
         """Starts to gather the row, unless it's here or on its way."""
-        if self._versions != (now := [shard._version for shard in self.shards]):
+        if self._versions != (now := self._now()):
             self._versions = now
             self.free()
             torch.autograd.graph.increment_version(self.whole)  # refuses an older backward
@@ -83,23 +90,32 @@ class Unit:
         """Returns when the modules have their whole parameters."""
         self.start()
         if self._gather is not None:
-            self._gather.wait()
+            self.finish_gather(self._gather)
             self._gather = None
+        if not self.shown:
             self.part.show(self.whole)
+            self.shown = True
+
+    def hide(self) -> None:
+        """Makes the modules' attributes the shards again; the row stays."""
+        if self.shown:
+            self.part.show(self.shards)
+            self.shown = False
 
     def free(self) -> None:
-        """Gives the row's memory back. The modules' attributes are the shards again."""
+        """Gives the row's memory back."""
+        self.hide()
         if self._gather is not None:
             self._gather.wait()  # nobody may write to memory that is given back
             self._gather = None
         if self.gathered:
-            self.part.show(self.shards)
             self.row_E.untyped_storage().resize_(0)
             self.gathered = False
 
     def reduce(self) -> None:
         """Starts to send the gradients, as means, to the owners of their shards."""
         self.hand_over()
+        self._absent = [whole.grad is None for whole in self.whole]
         grad_E = self.row.take_gradients(self.whole, self.reduce_dtype)
         self._reduction = sharding.start_reduce_scatter(grad_E, self.group)
         self.missing, self.used = set(self.whole), False
@@ -113,7 +129,8 @@ class Unit:
         if self.replicas is not None:
             mean_S /= dist.get_world_size(self.replicas)
             dist.all_reduce(mean_S, group=self.replicas)
-        partition.accumulate(self.shards, self.row.split(mean_S.to(self.shards[0].dtype)))
+        mean_S = mean_S.to(self.shards[0].dtype)
+        partition.accumulate(self.shards, self.row.gradients(mean_S, self._absent))
 
     def forget(self) -> None:
         """Drops whole gradients, and those on their way."""
@@ -172,15 +189,24 @@ class FullyShardedDataParallel(Sharded):
         how = compute_dtype, reduce_dtype, replicas
         own = [Unit(part, group_of(part.first), *how) for part in cut.parts]
         self._needs = {used: [own[k] for k in of] for used, of in cut.needs.items()}
+        for unit in own:
+            unit.finish_gather = lambda work: self._leads()._order.wait(work)
+            each = zip(unit.part.named, unit.shards, unit.row.firsts, strict=True)
+            for name, shard, first in each:
+                shard.origin = Origin(name, shard.whole.shape, first, self.group)
+                shard.reads = lambda: bool(self._leads()._running)
+                shard.gather = partial(lambda unit: self._leads()._bring(unit), unit)
         for wrapper in inner:
             self._needs |= wrapper._follow(self)
         self.units = list(dict.fromkeys(u for of in self._needs.values() for u in of))
         self._leads, self._reduces = lambda: self, True
-        self._forward, self._backward = partition.Order(), partition.Order()
+        self._order = Order(module, self.group)
+        self._running: list[tuple[nn.Module, frozenset[Unit]]] = []  # and what they have
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
         self._leaving: Unit | None = None  # its gradients are on their way
         self._runs = self._arrived = False  # a backward; a gradient in it
         self._frees = partition.Ends(self._needs)
+        self.forward = torch.compiler.disable(self.forward)  # the module may be compiled
         self._hooks = partition.hooks(
             self._needs, self._before_forward, self._after_forward, self._gradient
         )
@@ -199,14 +225,15 @@ class FullyShardedDataParallel(Sharded):
         if self._leads() is not self or in_backward():
             return self.module(*args, **kwargs)
         partition.check([unit.part for unit in self.units])
-        self._forward.begin()
-        self._backward.begin()
+        self._order.begin("forward")
+        self._order.begin("backward")
         if self._reduces:  # else no optimizer has stepped since what is still here came
             self._free_done()
         if self._runs:  # the last backward has raised, and its gradients are incomplete
             self._leaving, self._runs, self._arrived = None, False, False
             self.forget()
         outputs = self.module(*args, **kwargs)
+        self._order.end("forward")
         for output in learning(outputs):
             output.register_hook(lambda grad: self._expect_end())
         if not torch.is_grad_enabled():
@@ -214,16 +241,35 @@ class FullyShardedDataParallel(Sharded):
         return outputs
 
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        again = in_backward()  # a checkpoint computes it again
-        if not again:
+        have = self._running[-1][1] if self._running else frozenset()
+        self._running.append((module, have.union(self._needs[module])))
+        if have.issuperset(self._needs[module]):
+            return  # a module around this one has them here
+        if not in_backward():  # else a checkpoint computes it again
             self._free_done(but=self._needs[module])
             self._frees.watch(module, (args, kwargs))
         for unit in self._needs[module]:
             unit.wait()
             unit.used |= torch.is_grad_enabled()
-        self._start_next(self._backward if again else self._forward, module)
+        self._start_next(module)
+
+    def _bring(self, unit: Unit) -> None:
+        """A module that computes reads a parameter of another one: it needs it, too."""
+        module, have = self._running.pop()
+        if unit not in have:
+            self._needs[module].append(unit)
+        self._running.append((module, have.union([unit])))
+        unit.wait()
+        unit.used |= torch.is_grad_enabled()
 
     def _after_forward(self, module: nn.Module, args: tuple, outputs) -> None:
+        while self._running and self._running.pop()[0] is not module:
+            pass  # one that has raised
+        have = self._running[-1][1] if self._running else frozenset()
+        if have.issuperset(self._needs[module]):
+            return
+        for unit in self._needs[module]:
+            unit.hide()
         if not in_backward():
             self._done += self._needs[module]
             if not self._keep_last:
@@ -237,7 +283,7 @@ class FullyShardedDataParallel(Sharded):
         self._free_done(but=self._needs[module])
         for unit in self._needs[module]:
             unit.wait()
-        self._start_next(self._backward, module)
+        self._start_next(module)
 
     def _gradient(self, unit: Unit, whole: nn.Parameter) -> None:
         """A parameter's gradient is ready. When all of a unit's are, they leave."""
@@ -263,8 +309,9 @@ class FullyShardedDataParallel(Sharded):
             self._leaving.hand_over()
             self._leaving = None
 
-    def _start_next(self, order: partition.Order, module: nn.Module) -> None:
-        for other in order.next(module, self._prefetch):
+    def _start_next(self, module: nn.Module) -> None:
+        kind = "backward" if in_backward() else "forward"
+        for other in self._order.next(kind, module, self._prefetch):
             for unit in self._needs[other]:
                 unit.start()
 
@@ -282,7 +329,7 @@ class FullyShardedDataParallel(Sharded):
 
     def _end(self) -> None:
         """Frees everything, and reduces units that still miss a gradient."""
-        self._backward.begin()
+        self._order.end("backward")
         if self._arrived or not self._runs:  # else only inputs' gradients were asked for
             for unit in self.units:
                 unit.free()

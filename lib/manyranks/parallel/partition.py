@@ -12,7 +12,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
-from manyranks.parallel import clipping, replicas
+from manyranks.parallel import replicas
+from manyranks.parallel.shard import ShardParameter, as_part
 from manyranks.parallel.sharding import Group, Named, is_shard, wide
 
 Place = tuple[nn.Module, str]  # a module, and the attribute it has a parameter under
@@ -90,8 +91,10 @@ def cut(
         for named in _alike({n: p for n, p in own.items() if first.get(p) == n}, key):
             unit_of |= dict.fromkeys(named.values(), len(parts))
             parts.append(Part(path, named, []))
-        if own:
+        if part in whole or part not in inside:
             needs[part] = list(dict.fromkeys(unit_of[p] for p in own.values()))
+        if part in whole:  # its modules may be called past it
+            needs |= {within: needs[part] for _, within in _outside(part, inner)}
     places: dict[nn.Parameter, list[Place]] = {p: [] for p in unit_of}
     for _, part in _outside(module, inner):
         for attribute, p in part._parameters.items():
@@ -103,9 +106,7 @@ def cut(
     return Cut(parts, needs)
 
 
-def split(
-    parameters: list[nn.Parameter], views: list[Tensor], own: list[Tensor]
-) -> list[nn.Parameter]:
+def split(named: Named, views: list[Tensor], own: list[Tensor]) -> list[nn.Parameter]:
     """Makes each parameter this rank's shard; returns whole ones, which compute.
 
     views: of the row, in the parameters' shapes; own: what the shards are copies of
@@ -113,7 +114,12 @@ def split(
     called after a gradient has been accumulated, such as an optimizer's.
     """
     found = []
-    for parameter, view, mine in zip(parameters, views, own, strict=True):
+    for (name, parameter), view, mine in zip(named.items(), views, own, strict=True):
+        if type(parameter) is not nn.Parameter:
+            raise ValueError(
+                f"{name} is a {type(parameter).__name__}: only a plain nn.Parameter can be "
+                "sharded; make it one, or leave its module outside the wrapper"
+            )
         whole = nn.Parameter(view.new_empty(0), parameter.requires_grad)
         whole.data = view  # a version counter of its own: gathering is no change
         for hook in [*(parameter._backward_hooks or {}).values()]:
@@ -121,8 +127,8 @@ def split(
         whole.requires_grad_(parameter.requires_grad)  # a frozen one may have hooks, too
         parameter._backward_hooks = None
         parameter.grad, parameter.data = None, mine.to(wide(mine.dtype), copy=True)
-        parameter.whole, whole.kept = whole, parameter.dtype
-        clipping.refuse_alone([parameter], "the sharded model's own clip_grad_norm_")
+        whole.kept, parameter.__class__ = parameter.dtype, ShardParameter
+        parameter.whole = whole
         found.append(whole)
     return found
 
@@ -176,12 +182,14 @@ def levels(group: Group, mesh: DeviceMesh | None) -> tuple[Group, Group]:
     return mesh.get_group(1), mesh.get_group(0)
 
 
-def accumulate(shards: list[nn.Parameter], grads: list[Tensor]) -> None:
+def accumulate(shards: list[nn.Parameter], grads: list[Tensor | None]) -> None:
     """Adds to the shards' gradients, and calls the shards' hooks as autograd would."""
     for shard, grad in zip(shards, grads, strict=True):
+        if grad is None:
+            continue
         for hook in [*(shard._backward_hooks or {}).values()]:
             grad = grad if (changed := hook(grad)) is None else changed
-        shard.grad = grad if shard.grad is None else shard.grad.add_(grad)
+        shard.grad = as_part(grad, shard) if shard.grad is None else shard.grad.add_(grad)
         for hook in [*(shard._post_accumulate_grad_hooks or {}).values()]:
             hook(shard)  # such as an optimizer's step, during backward
 
@@ -193,35 +201,17 @@ def hooks(
 
     Ours comes first: other hooks may use a module's parameters.
     """
+    before, after = torch.compiler.disable(before), torch.compiler.disable(after)
     found = []
     for module in needs:
         how = {"with_kwargs": True, "prepend": True}
         found.append(module.register_forward_pre_hook(before, **how))
-        found.append(module.register_forward_hook(after))
+        found.append(module.register_forward_hook(after, always_call=True))
     for unit in dict.fromkeys(unit for units in needs.values() for unit in units):
         for whole in unit.whole if unit.learns else ():
             hook = partial(gradient, unit)
             found.append(whole.register_post_accumulate_grad_hook(hook))
     return found
-
-
-class Order:
-    """Notes the order that modules compute in, and expects the same order next time."""
-
-    def __init__(self):
-        self._modules: list[nn.Module] = []
-        self._at = -1
-
-    def begin(self) -> None:
-        """A pass begins."""
-        self._at = -1
-
-    def next(self, module: nn.Module, count: int) -> list[nn.Module]:
-        """Notes that this one computes, and returns the `count` expected next."""
-        self._at += 1
-        if self._modules[self._at : self._at + 1] != [module]:
-            self._modules[self._at :] = [module]  # another order than before
-        return self._modules[self._at + 1 : self._at + 1 + count]
 
 
 class Ends:
@@ -231,13 +221,14 @@ class Ends:
     """
 
     def __init__(self, needs: dict[nn.Module, list]):
-        needed = [unit for units in needs.values() for unit in units]
         self._needs = needs
-        self._shared = {unit for unit in needed if needed.count(unit) > 1}
+        self._users: dict[object, set[nn.Module]] = {}
         self._computing: set[nn.Module] = set()
 
     def watch(self, module: nn.Module, inputs: object) -> None:
         """Waits for the gradients of all of a module's inputs."""
+        for unit in self._needs[module]:
+            self._users.setdefault(unit, set()).add(module)
         missing = set(range(len(tensors := learning(inputs))))
         for k, tensor in enumerate(tensors):
             tensor.register_hook(partial(self._arrived, module, missing, k))
@@ -258,7 +249,7 @@ class Ends:
         self._computing.discard(module)
         needed = {unit for other in self._computing for unit in self._needs[other]}
         for unit in self._needs[module]:
-            if unit not in needed and (not unit.learns or unit in self._shared):
+            if unit not in needed and (not unit.learns or len(self._users[unit]) > 1):
                 unit.free()
 
     def clear(self) -> None:

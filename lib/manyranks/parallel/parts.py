@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
+from manyranks.parallel.shard import local
+
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     """The modules whose names fit; a * of the pattern stands for one part of a dotted name.
@@ -82,7 +84,7 @@ def sum_gradients(
 
     Raises ValueError for a gradient that a bucket of data parallelism sends at this moment.
     """
-    grads = [p.grad for p in parameters if p.grad is not None]
+    grads = [local(p.grad) for p in parameters if p.grad is not None]
     if any(getattr(grad, "underway", False) for grad in grads):
         raise ValueError(
             "a gradient is still on its way to the data-parallel ranks: call the outer "

@@ -29,6 +29,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.parallel.shard import local
+
 Clip = Callable[[list[Tensor]], object]
 
 _HALF, _WIDE = (torch.bfloat16, torch.float16), (torch.float32, torch.float64)
@@ -214,7 +216,7 @@ class LossScaler:
         stepped = [p for g in optimizer.optimizer.param_groups for p in g["params"]]
         bad = torch.zeros((), device=stepped[0].device)  # there may be no gradient here
         for grad in optimizer.gradients():
-            bad.logical_or_(grad.isfinite().all().logical_not())
+            bad.logical_or_(local(grad).isfinite().all().logical_not())
         dist.all_reduce(bad, dist.ReduceOp.MAX, group=self.group)
         return bool(bad)
 

@@ -14,6 +14,10 @@ from manyranks.parallel.precision import Held, states_of
 class Sharded(nn.Module):
     """A wrapper whose `units` hold this rank's shards of `module`."""
 
+    def compile(self, *args, **kwargs) -> None:
+        """Compiles the module inside, as nn.Module's; messages stay outside its graphs."""
+        self.module.compile(*args, **kwargs)
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, gradients add up on each rank, whole; none are sent.

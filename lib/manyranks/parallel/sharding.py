@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from manyranks.parallel.collectives.messages import members, wait
 from manyranks.parallel.collectives.ring import add_up
+from manyranks.parallel.shard import local
 
 Group = dist.ProcessGroup | None
 Named = dict[str, nn.Parameter]
@@ -53,7 +54,7 @@ class Row:
     def join(self, shards: Sequence[Tensor], shard_S: Tensor) -> Tensor:
         """Copies this rank's shards of the parameters into its shard of the row."""
         for span, shard in zip(self.spans, shards, strict=True):
-            shard_S[span] = shard.detach()
+            shard_S[span] = local(shard).detach()
         return shard_S
 
     def parts(self, row_E: Tensor) -> list[Tensor]:
@@ -71,26 +72,38 @@ class Row:
 
     @torch.no_grad()
     def take_gradients(self, parameters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Moves gradients, divided by N, into a new row; a missing one counts as zeros.
+        """Moves gradients, divided by N, into a new row; a missing one counts as −0.
 
-        Each is dropped as soon as it's copied, so that only one exists twice. Raises
-        ValueError for a sparse gradient.
+        A sum is −0 where all ranks have −0: nobody used that parameter. Each gradient is
+        dropped as soon as it's copied, so that only one exists twice. Raises ValueError
+        for a sparse gradient.
         """
+        zero = parameters[0].new_zeros((), dtype=dtype)
         row_E = parameters[0].new_empty(self.n * self.size, dtype=dtype)
         row_E[self.elements :] = 0
         each = zip(self.parts(row_E), parameters, self.names, strict=True)
         for part, parameter, name in each:
             if parameter.grad is None:
-                part.zero_()
+                part.fill_(-0.0)
             elif parameter.grad.layout != torch.strided:
                 raise ValueError(
                     f"{name} has a sparse gradient, and only dense ones are averaged: "
                     "in an embedding, say sparse=False"
                 )
             else:
-                torch.mul(parameter.grad.to(dtype), 1 / self.n, out=part)
+                torch.add(zero, parameter.grad.to(dtype), alpha=1 / self.n, out=part)
                 parameter.grad = None
         return row_E
+
+    def gradients(self, mean_S: Tensor, absent: Sequence[bool]) -> list[Tensor | None]:
+        """Cuts this rank's shard of a mean; None for what no rank had a gradient of.
+
+        absent: the parameters that this rank had none of
+        """
+        return [
+            None if missing and bool(((grad == 0) & grad.signbit()).all()) else grad
+            for grad, missing in zip(self.split(mean_S), absent, strict=True)
+        ]
 
 
 def reduce_scatter(row_E: Tensor, group: Group = None) -> Tensor:
@@ -176,7 +189,7 @@ def clip_grad_norm(
     if not most >= 0:
         raise ValueError(f"most={most}: give the largest norm that a gradient may have")
     pairs = zip(shards, holders, strict=False)
-    grads = [(shard.grad, count) for shard, count in pairs if shard.grad is not None]
+    grads = [(local(shard.grad), count) for shard, count in pairs if shard.grad is not None]
     device = grads[0][0].device if grads else None
     total = torch.zeros((), dtype=torch.float64, device=device)
     for grad, count in grads:

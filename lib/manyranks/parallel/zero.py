@@ -25,11 +25,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel import buckets, clipping, replicas
+from manyranks.parallel import buckets, clipping, partition, replicas
 from manyranks.parallel.collectives.messages import wait
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.partition import by_name
 from manyranks.parallel.precision import Clip, Held, groups_of, states_of
+from manyranks.parallel.shard import Origin, ShardParameter, check_elementwise
 from manyranks.parallel.sharding import (
     Group,
     Named,
@@ -47,8 +48,9 @@ class ShardedRow:
     named: parameters of one dtype by name; they become views of row_E
     group: the ranks that share, None for all
 
-    shard_S is a Parameter for an optimizer, in 32 bits where the parameters have 16; grad_S
-    is its part of the mean of all ranks' gradients.
+    shard_S is this rank's part of the row, in 32 bits where the parameters have 16, and
+    `shards` are its parts of the parameters, for an optimizer; grad_S is its part of the
+    mean of all ranks' gradients.
     """
 
     def __init__(self, named: Named, group: Group = None):
@@ -61,38 +63,59 @@ class ShardedRow:
             parameter.data = part
         self._own_S = self.row.own(self.row_E)
         # In full precision it's a view of the row, else a master of its own.
-        own_S = self._own_S.to(wide(self.row_E.dtype))
-        self.shard_S = nn.Parameter(own_S, requires_grad=self.parameters[0].requires_grad)
+        self.shard_S = self._own_S.to(wide(self.row_E.dtype))
+        self.shards = [ShardParameter(part) for part in self.row.split(self.shard_S)]
+        each = zip(self.shards, named.items(), self.row.firsts, strict=True)
+        for shard, (name, parameter), first in each:
+            shard.origin = Origin(name, parameter.shape, first, group)
         self.grad_S: Tensor | None = None
         self.missing = set(self.parameters)  # those whose gradients haven't come
+        self._absent = [True] * len(self.parameters)  # no gradient in grad_S
+        self._versions = [p._version for p in self.parameters]
 
     @property
     def has_masters(self) -> bool:
         """Whether shard_S is another copy than the row, in more bits."""
         return self.shard_S.dtype != self.row_E.dtype
 
-    def owned(self) -> list[tuple[nn.Parameter, int, slice]]:
-        """Returns what shard_S has of each parameter: its first element, its place."""
-        each = zip(self.parameters, self.row.firsts, self.row.spans, strict=True)
-        return [(p, first, span) for p, first, span in each if span.start < span.stop]
+    def check(self) -> None:
+        """Raises ValueError for a parameter that was changed from outside."""
+        views = self.row.parts(self.row_E)
+        each = zip(self.names, self.parameters, views, self._versions, strict=True)
+        for name, p, part, version in each:
+            if not p.requires_grad:
+                change = "was frozen"
+            elif (p.dtype, p.data_ptr()) != (part.dtype, part.data_ptr()):
+                change = "was cast, moved or given other data"
+            elif self.has_masters and p._version != version:
+                change = "was loaded, but not its master in 32 bits"
+            else:
+                continue
+            raise ValueError(
+                f"{name} {change} after ZeroOptimizer was made: change the model first, "
+                "then make the optimizer"
+            )
 
     @torch.no_grad()
     def reduce(self) -> None:
         """Adds the mean of all ranks' gradients to grad_S; the whole ones are dropped."""
+        had = [p.grad is not None for p in self.parameters]
+        self._absent = [a and not b for a, b in zip(self._absent, had, strict=True)]
         grad_E = self.row.take_gradients(self.parameters, self.row_E.dtype)
         mean_S = reduce_scatter(grad_E, self.group)
         self.grad_S = mean_S if self.grad_S is None else self.grad_S.add_(mean_S)
         self.missing = set(self.parameters)
 
     def hand_over(self) -> None:
-        """Gives the optimizer's shard its gradient, in its own dtype."""
+        """Gives the optimizer's shards their gradients, in their own dtype."""
         if self.grad_S is not None:
-            self.shard_S.grad = self.grad_S.to(self.shard_S.dtype)
+            mean_S = self.grad_S.to(self.shard_S.dtype)
+            partition.accumulate(self.shards, self.row.gradients(mean_S, self._absent))
 
     def drop_gradients(self) -> None:
         """Forgets all gradients, whole ones and shards."""
-        self.grad_S = self.shard_S.grad = None
-        for parameter in self.parameters:
+        self.grad_S, self._absent = None, [True] * len(self.parameters)
+        for parameter in (*self.parameters, *self.shards):
             parameter.grad = None
 
     @torch.no_grad()
@@ -102,6 +125,7 @@ class ShardedRow:
             self._own_S.copy_(self.shard_S)
         # So that a backward that needs what they were before can tell.
         torch.autograd.graph.increment_version(self.parameters)
+        self._versions = [p._version for p in self.parameters]
         return dist.all_gather_single(
             self.row_E, self._own_S, group=self.group, async_op=True
         )
@@ -114,11 +138,12 @@ class ZeroOptimizer:
     stage 1: gradients stay whole; they are reduced, each rank to its shard, in step().
     stage 2: they are reduced in backward, row by row, and only shards stay.
     group: the ranks that share, None for all; bucket_bytes: about what a row holds.
-    Parameters in 16 bits get masters in 32. A frozen parameter is left alone; one without
-    a gradient counts as one with zeros. All ranks begin with rank 0's parameters.
+    Parameters in 16 bits get masters in 32. Frozen parameters, and those that no rank has
+    a gradient of, are left alone. All ranks begin with rank 0's parameters.
     .optimizer is the torch optimizer, of shards: a learning-rate schedule takes it.
-    One that looks at a whole parameter, as Adafactor and Muon do, would see a piece of it.
-    Raises ValueError for another stage, without parameters, and for one given twice.
+    torch.amp.GradScaler's step() takes this one; call gradients() before its unscale_().
+    Raises ValueError for another stage, without parameters, for one given twice or changed
+    afterwards, and for an optimizer that looks at whole parameters, as Adafactor and Muon.
     """
 
     def __init__(
@@ -135,15 +160,25 @@ class ZeroOptimizer:
         replicas.check_bytes(bucket_bytes)
         self.stage, self.group, self._most = stage, group, bucket_bytes
         self.rows: list[ShardedRow] = []
-        self.frozen: list[Tensor] = []
+        self.frozen: list[tuple[str, nn.Parameter]] = []
         self._left, self._prepared, self._backward = 0, False, False
-        groups = [self._sharded(group) for group in groups_of(params)]
+        groups = groups_of(params)
+        check_elementwise(optimizer_class, {**groups[0], **kwargs})
+        groups = [self._sharded(group) for group in groups]
         self.optimizer = optimizer_class(groups, **kwargs)
 
     @property
     def param_groups(self) -> list[dict]:
         """The torch optimizer's, of shards."""
         return self.optimizer.param_groups
+
+    def state_dict(self) -> dict:
+        """Returns the torch optimizer's, of this rank's shards; masters aren't in it."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        """Loads what state_dict() gave on this rank. boxes.of_model is for other ranks."""
+        self.optimizer.load_state_dict(state)
 
     def add_param_group(self, param_group: dict) -> None:
         """As a torch optimizer's."""
@@ -158,7 +193,7 @@ class ZeroOptimizer:
             raise ValueError(f"{twice[0]} is in two groups: each parameter belongs to one")
         replicas.broadcast(named.values(), self.group)
         learning = {name: p for name, p in named.items() if p.requires_grad}
-        self.frozen += [p for p in named.values() if not p.requires_grad]
+        self.frozen += [(n, p) for n, p in named.items() if not p.requires_grad]
         clipping.refuse_alone(learning.values(), "this ZeroOptimizer's clip_grad_norm_")
         parts = buckets.parts(learning, self._most)
         rows = [ShardedRow(part, self.group) for part in parts]
@@ -168,7 +203,7 @@ class ZeroOptimizer:
                     hook = partial(self._arrived, row)
                     parameter.register_post_accumulate_grad_hook(hook)
         self.rows += rows
-        return {**param_group, "params": [row.shard_S for row in rows]}
+        return {**param_group, "params": [shard for row in rows for shard in row.shards]}
 
     def _arrived(self, row: ShardedRow, parameter: Tensor) -> None:
         """Stage 2: a gradient has just been made."""
@@ -191,6 +226,13 @@ class ZeroOptimizer:
 
     def _prepare(self) -> None:
         """Gives the optimizer its gradients; stage 1 reduces them only now."""
+        for row in self.rows:
+            row.check()
+        if thawed := [name for name, p in self.frozen if p.requires_grad]:
+            raise ValueError(
+                f"{thawed[0]} was frozen when ZeroOptimizer was made, and isn't any more: "
+                "make the optimizer again, or add_param_group() it"
+            )
         if not self._prepared:
             for row in self.rows:
                 if self.stage == 1:
@@ -201,12 +243,22 @@ class ZeroOptimizer:
     def gradients(self) -> list[Tensor]:
         """The shards', of the ranks' mean, times the loss's scale; before step()."""
         self._prepare()
-        return [row.shard_S.grad for row in self.rows if row.shard_S.grad is not None]
+        return [shard.grad for shard in self.shards() if shard.grad is not None]
+
+    def shards(self) -> list[ShardParameter]:
+        """Returns this rank's parts of all parameters, which .optimizer steps."""
+        return [shard for row in self.rows for shard in row.shards]
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """A GradScaler asks this first in its step: its gradients must be there then."""
+        self._prepare()
+        return False
 
     def clip_grad_norm_(self, most: float) -> Tensor:
         """As torch.nn.utils', over all ranks' shards; before step(). Returns the norm."""
         self._prepare()
-        return clip_grad_norm([row.shard_S for row in self.rows], most, self.group)
+        return clip_grad_norm(self.shards(), most, self.group)
 
     def step(self, scale: float = 1.0, clip: Clip | None = None) -> None:
         """One step on the shards; then all ranks have all parameters again.
@@ -219,7 +271,7 @@ class ZeroOptimizer:
             if scale != 1:
                 grad /= scale
         if clip is not None:
-            clip([row.shard_S for row in self.rows])
+            clip(self.shards())
         self.optimizer.step()
         self.zero_grad()
         self.spread()
@@ -237,9 +289,11 @@ class ZeroOptimizer:
     def held(self) -> Held:
         """Returns what this rank holds now, padding included; gradients until step()."""
         whole = [p.grad for row in self.rows for p in row.parameters]
-        shards = [row.shard_S.grad if self._prepared else row.grad_S for row in self.rows]
+        shards = [row.grad_S for row in self.rows]
+        if self._prepared:
+            shards = [shard.grad for shard in self.shards()]
         return Held(
-            parameters=(*(row.row_E for row in self.rows), *self.frozen),
+            parameters=(*(row.row_E for row in self.rows), *(p for _, p in self.frozen)),
             gradients=tuple(g for g in (*whole, *shards) if g is not None),
             masters=tuple(row.shard_S for row in self.rows if row.has_masters),
             **states_of(self.optimizer),

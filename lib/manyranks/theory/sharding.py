@@ -84,23 +84,23 @@ def held(
 ) -> Holding:
     """Counts what a rank holds after backward, before its optimizer steps.
 
-    In stages 1 and 2 every rank holds the same, padding included. In stage 3 only gradients are padded: rank: which of the
-    shards this rank has, 0 for the largest; tensors: how many the optimizer steps there, None for one per row.
+    In stages 1 and 2 all but the states is padded, in stage 3 only gradients are. rank: which of the shards this rank has,
+    0 for the largest; tensors: how many the optimizer steps, None for one per row.
 
     rows: elements of each; parameter, gradient, master: bytes of one element, 0 where there is none (no masters of parameters
     in 32 bits; no other parameters beside the masters where units are made of these); states: of each of the optimizer's;
-    counter: bytes of the optimizer's step counter, one for each row. One row of Φ elements that n divides, as it stands:
+    counter: bytes of the optimizer's step counter, one for each tensor. One row of Φ elements that n divides, as it stands:
     16Φ, 4Φ + 12Φ/N, 2Φ + 14Φ/N and 16Φ/N bytes. Frozen rows: gradient=0, master=0, states=(), counter=0.
     Raises ValueError for negative sizes, and as shards does. Source: arXiv 1910.02054, section 5; HSDP: arXiv 2304.11277.
     """
     sizes = {"parameter": parameter, "gradient": gradient, "master": master, "counter": counter}
     for name, size in [*sizes.items(), *(("states", size) for size in states)]:
         checks.whole(0, **{name: size})
-    k, optimizer = shards(n, stage, replicas), master + sum(states)
+    k = shards(n, stage, replicas)
+    own = sum(owned([e], k, rank)[0] for e in rows)
+    count = len(rows) if tensors is None else tensors
     whole, row, part = sum(rows), sum(padded(e, k) for e in rows), sum(shard(e, k) for e in rows)
     if stage == 3:
-        own = sum(owned([e], k, rank)[0] for e in rows)
-        count = len(rows) if tensors is None else tensors
         held = parameter * own, gradient * part, master * own, sum(states) * own, counter * count
         return Holding(*held, padding=gradient * (part - own))
     empty = sum(min(padded(e, k) - e, shard(e, k)) for e in rows)
@@ -108,9 +108,9 @@ def held(
         parameters=parameter * row,
         gradients=gradient * (part if stage == 2 else whole),
         masters=master * part,
-        states=sum(states) * part,
-        counters=counter * len(rows),
-        padding=parameter * (row - whole) + gradient * empty * (stage == 2) + optimizer * empty,
+        states=sum(states) * own,
+        counters=counter * count,
+        padding=parameter * (row - whole) + (gradient * (stage == 2) + master) * empty,
     )
 
 

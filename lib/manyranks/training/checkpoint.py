@@ -21,6 +21,7 @@ from manyranks.parallel import boxes, saving
 from manyranks.parallel.boxes import Box
 from manyranks.parallel.pipeline.split import Stage
 from manyranks.parallel.precision import MasterOptimizer, make_states
+from manyranks.parallel.shard import local
 from manyranks.parallel.tensor.cuts import Cut, equal
 from manyranks.parallel.zero import ZeroOptimizer
 from manyranks.theory import failures
@@ -234,13 +235,13 @@ def _all(own: bool, group: Group) -> bool:
 def boxes_of(spread: Spread) -> Iterator[Box]:
     """Yields what this rank has: masters and their moments, in their own memory, and buffers."""
     parts, states = spread.parts, _states(spread)
-    for parameter, first, master, own in _held(spread):
+    for parameter, first, master in _held(spread):
         name, whole = parts.names[parameter], getattr(parameter, "whole", parameter)
         cut = _cut(parts, parameter, len(whole) if whole.ndim else 1)
         moments = states.get(master, {})  # a frozen one has none
         of_kind = {"parameter": master} | {kind: moments[kind] for kind in _MOMENTS if moments}
         for kind, values in of_kind.items():
-            values_E = values.detach().view(-1)[own]
+            values_E = local(values).detach().view(-1)
             yield from boxes.of_range(f"{kind}.{name}", values_E, first, whole.shape, cut)
     persistent = parts.model.state_dict()
     for name, buffer in parts.model.named_buffers():
@@ -248,19 +249,19 @@ def boxes_of(spread: Spread) -> Iterator[Box]:
             yield from boxes.of_range(f"buffer.{name}", buffer.view(-1), 0, buffer.shape)
 
 
-def _held(spread: Spread) -> Iterable[tuple[nn.Parameter, int, Tensor, slice]]:
-    """Yields each parameter, its first element here, the tensor with its master, and where."""
+def _held(spread: Spread) -> Iterable[tuple[nn.Parameter, int, Tensor]]:
+    """Yields each parameter, its first element here, and its master."""
     for row in spread.rows:
-        for parameter, first, own in row.owned():
-            yield parameter, first, row.shard_S, own
+        for parameter, shard in zip(row.parameters, row.shards, strict=True):
+            yield parameter, shard.origin.first, shard
     for unit in spread.units:
         for shard, first in zip(unit.shards, unit.row.firsts, strict=True):
-            yield shard, first, shard, slice(None)
+            yield shard, first, shard
     in_rows = {p for row in spread.rows for p in row.parameters}
     in_rows |= {p for unit in spread.units for p in unit.shards}
     masters = dict(_with_masters(spread))
     for parameter in (p for p in spread.kinds if p not in in_rows):
-        yield parameter, 0, masters.get(parameter, parameter), slice(None)
+        yield parameter, 0, masters.get(parameter, parameter)
 
 
 def _with_masters(spread: Spread) -> Iterable[tuple[nn.Parameter, Tensor]]:

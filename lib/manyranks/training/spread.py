@@ -156,7 +156,11 @@ class Spread:
             zero.gradients()
         if not self.rows:
             return list(self.kinds.items())
-        return [(row.shard_S, self.kinds[row.parameters[0]]) for row in self.rows]
+        return [
+            (shard, self.kinds[p])
+            for row in self.rows
+            for p, shard in zip(row.parameters, row.shards, strict=True)
+        ]
 
     def held(self) -> Held:
         """What this rank holds now, as ZeroOptimizer.held(), padding included."""

@@ -190,7 +190,7 @@ def _perform(task: list, recorder: Recorder, running: threading.Event, pack: Cal
         debugger.rest()
     reply.counts, reply.members = recorder.counts, recorder.members
     reply.recent = list(recorder.calls)[-RECENT:]
-    reply.broken = recorder.broken or not dist.is_initialized()
+    reply.broken = recorder.broken or bool(recorder.late) or not dist.is_initialized()
     _flush()
     return reply, result
 

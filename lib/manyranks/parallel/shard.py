@@ -1,0 +1,226 @@
+"""A shard never pretends to be a tensor: an optimizer may work on it, nobody may read it.
+
+Outside the modules that compute with it, a sharded parameter is this rank's part of the
+whole one, flat, maybe empty. A norm of it, or a product with it, would be a number of this
+rank's own, so each operation that isn't an element's own business raises ValueError. While
+a forward runs, the whole parameter takes its place: whoever reads it has it gathered.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+Group = dist.ProcessGroup | None
+as_parts = torch._C.DisableTorchFunctionSubclass  # inside, shards are tensors like others
+
+# What an optimizer does to each element by itself: in place, out of place, many at once.
+_each = """
+    abs absolute add addcdiv addcmul atan2 clamp clamp_max clamp_min clip copy copysign div
+    divide eq erf exp expm1 fill floor ge gt isfinite isinf isnan le lerp log log1p
+    logical_and logical_not logical_or lt masked_fill maximum minimum mul multiply
+    nan_to_num ne neg negative positive pow reciprocal rsqrt sgn sigmoid sign sqrt square
+    sub subtract tanh true_divide where zero truediv iadd isub imul itruediv ipow radd rsub
+    rmul rdiv rtruediv rpow idiv and or xor invert amp_foreach_non_finite_check_and_unscale
+"""
+# What tells about a tensor, keeps or moves its elements as they are, or watches it.
+_around = """
+    bfloat16 clone contiguous cpu cuda data_ptr detach dim double element_size float format
+    get_device half has_compatible_shallow_copy_type len ndimension nelement numel
+    pin_memory register_hook register_post_accumulate_grad_hook repr requires_grad
+    result_type retain_grad set setstate share_memory size storage_offset stride to type
+    type_as untyped_storage view_as_real
+"""
+_makers = "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty"
+MAKERS = set(_makers.split())
+ALLOWED = {*_each.split(), *_around.split()}
+QUESTIONS = {name for name in dir(torch.Tensor) if name[:3] == "is_"} - {"is_nonzero"}
+VIEWS = {"T", "mT", "H", "mH", "real", "imag"}  # attributes that read elements
+DIMENSIONS = {"dim", "ndimension", "ndim"}
+
+
+class Origin(NamedTuple):
+    """A part's whole: its name and shape, the first element of the part, the ranks."""
+
+    name: str = "a shard"
+    shape: torch.Size = torch.Size()
+    first: int = 0
+    group: Group = None
+
+
+class Shard(Tensor):
+    """This rank's part of a tensor, which refuses what isn't done element by element.
+
+    Results of elementwise operations are parts, too. dim() and ndim are the whole's, for
+    weight decay goes by them; shape and numel() are this part's.
+    """
+
+    origin = Origin()
+
+    def __hash__(self) -> int:
+        return id(self)  # without __torch_function__, for optimizers look up each part
+
+    @classmethod
+    @torch._disable_dynamo  # as compiler.disable, without importing the compiler now
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs, found, name = kwargs or {}, _shards(func, args, kwargs), _name(func)
+        if any(isinstance(x, ShardParameter) and x.reads() for x in found):
+            return _of_whole(func, name, args, kwargs)
+        first = found[0]
+        if name in DIMENSIONS:
+            return len(first.origin.shape)
+        if name == "__setitem__" and isinstance(args[0], Shard):
+            return _assign(*args)
+        if not _may(func, name):
+            raise ValueError(
+                f"{name} of {first.origin.name}, outside its module's forward: here is "
+                "only this rank's part, and each rank would get a result of its own. Read "
+                "it in a forward in the wrapper; or call full_state_dict() for all of it, "
+                "clip_grad_norm_() for a norm of gradients, to_local() for this part"
+            )
+        with as_parts():
+            result = func(*args, **kwargs)
+        if name == "_amp_foreach_non_finite_check_and_unscale_":  # a GradScaler's
+            for group in dict.fromkeys(x.origin.group for x in found):
+                dist.all_reduce(args[1], dist.ReduceOp.MAX, group=group)
+        if name in MAKERS or (func.__name__ == "__get__" and name not in ("data", "grad")):
+            return result
+        return tree_map_only(Tensor, partial(as_part, like=first), result)
+
+    def to_local(self) -> Tensor:
+        """Returns this rank's part as a plain tensor that shares its memory."""
+        with torch.no_grad(), as_parts():
+            return self.as_subclass(Tensor)
+
+    def __reduce_ex__(self, protocol: int):
+        return self.to_local().__reduce_ex__(protocol)  # a file has plain tensors
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        return self.to_local().clone()
+
+
+class ShardParameter(Shard, nn.Parameter):
+    """A parameter of a sharded module: this rank's part, and the way to the whole one.
+
+    whole: the parameter that modules compute with; its shape is right all the time
+    reads: tells whether a module in the wrapper computes now
+    gather: brings the whole one here, for the backward of the module that computes, too
+    """
+
+    whole: nn.Parameter
+    reads: Callable[[], bool] = staticmethod(lambda: False)
+    gather: Callable[[], None]
+
+
+for _types in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
+    _types.append(ShardParameter)  # an optimizer may take many of them in one kernel
+
+
+def as_part(tensor: Tensor, like: Shard) -> Shard:
+    """Returns a tensor as this rank's part of something as `like` is."""
+    if isinstance(tensor, Shard):
+        return tensor
+    with torch.no_grad(), as_parts():
+        found = tensor.as_subclass(Shard)
+    found.origin = like.origin
+    return found
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Returns a part as a plain tensor that shares its memory; others as they are."""
+    return tensor.to_local() if isinstance(tensor, Shard) else tensor
+
+
+def check_elementwise(optimizer: type[torch.optim.Optimizer], options: dict) -> None:
+    """Raises ValueError for an optimizer that steps a whole otherwise than its parts.
+
+    optimizer: a class; options: its keyword arguments, and maybe a group's
+    """
+    options = {k: v for k, v in options.items() if k != "params"}
+    options |= {"lr": 0.1} if options.get("lr") == 0 else {}
+    whole = torch.linspace(-1, 1, 12, dtype=torch.float64)
+    try:
+        stepped = _stepped(optimizer, options, [whole.view(4, 3)])
+        pieces = _stepped(optimizer, options, [whole[:5], whole[5:]])
+        same, why = torch.allclose(stepped, pieces, 1e-9, 1e-12), None
+    except (RuntimeError, TypeError, ValueError) as error:
+        same, why = False, error
+    if not same:
+        raise ValueError(
+            f"{optimizer.__name__} looks at whole parameters, or can't step without more "
+            "than their gradients: each rank has a part of them here; give one that works "
+            "element by element, such as AdamW, or train with OverlappedDataParallel"
+        ) from why
+
+
+def _stepped(optimizer: type, options: dict, values: list[Tensor]) -> Tensor:
+    """Returns parameters, end to end, after two steps with gradients of their own size."""
+    parameters = [nn.Parameter(value.clone()) for value in values]
+    steps = optimizer(parameters, **options)
+    for _ in range(2):
+        for p in parameters:
+            p.grad = p.detach().sin() + 0.5
+        steps.step()
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def _name(func: Callable) -> str:
+    """The function's name, or the attribute's that it gets or sets."""
+    attribute = func.__name__ in ("__get__", "__set__", "__delete__")
+    return func.__self__.__name__ if attribute else func.__name__
+
+
+def _shards(func: Callable, args: tuple, kwargs: dict) -> list[Shard]:
+    values = args[:1] if func.__name__ == "__get__" else tree_leaves((args, kwargs))
+    return [x for x in values if isinstance(x, Shard)]
+
+
+def _tells(func: Callable, name: str) -> bool:
+    """Whether it's about a tensor as such, and not about its elements."""
+    if func.__name__ == "__get__":
+        return name not in VIEWS | {"data"}
+    return name.startswith("is_") or name in ("size", "numel", "stride", *DIMENSIONS)
+
+
+def _may(func: Callable, name: str) -> bool:
+    if func.__name__ in ("__get__", "__set__", "__delete__"):
+        return name not in VIEWS
+    plain = name.strip("_").removeprefix("foreach_")
+    return plain in ALLOWED or name in MAKERS | QUESTIONS or name.startswith("_fused_")
+
+
+def _assign(part: Shard, index: object, value: float) -> None:
+    """Sets elements of which an index of the whole says which; each rank sets its own."""
+    shape, first = part.origin.shape, part.origin.first
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(
+            f"{part.origin.name} was given {value.numel()} values by index: this rank has "
+            "a part of it; give one value, or load a state dict"
+        )
+    at = torch.arange(shape.numel()).view(shape)[index].flatten() - first
+    part.to_local()[at[(at >= 0) & (at < len(part))]] = value
+
+
+def _of_whole(func: Callable, name: str, args: tuple, kwargs: dict) -> object:
+    """Calls a function of the whole parameters, which are gathered if it reads them."""
+
+    def whole(x: Tensor) -> Tensor:
+        if not isinstance(x, ShardParameter):
+            return local(x)
+        if func.__name__ == "__set__":
+            raise ValueError(
+                f"{x.origin.name}.{name} was set in a forward: a sharded parameter changes "
+                "in the optimizer only"
+            )
+        if not _tells(func, name):
+            x.gather()
+        return x.whole
+
+    args, kwargs = tree_map_only(Shard, whole, (args, kwargs))
+    return func(*args, **kwargs)
