@@ -174,17 +174,17 @@ CASES = {
 def differences(case: Case) -> dict[str, float]:
     """By way, to one process: output, the input's gradient, each parameter's; and all weights, put together again."""
     t, learns, found = dist.get_world_size(), "x" not in case.frozen, {}
-    whole = lively(case.make(t)).eval()
+    whole = lively(case.make(t))
     for name, p in whole.named_parameters():
         p.requires_grad_(name not in case.frozen)
-    alone = copy.deepcopy(whole)
+    alone = copy.deepcopy(whole).eval()
     x = random(*(2 * t * D if n < 0 else n for n in case.shape)).requires_grad_(learns)
     y = alone(x)
     y.add(1).backward(grad := random(*y.shape, seed=1))
     for way, how in WAYS.items():
         own = own_part if how else torch.clone
         example = x.detach() if case.compared else None
-        tp = parallelize(copy.deepcopy(whole), None, case.table(t), example=example, **how)
+        tp = parallelize(copy.deepcopy(whole), None, case.table(t), example=example, **how).eval()
         x_own = own(x.detach()).requires_grad_(learns)
         y_own = tp(x_own)
         of_y = off(y_own, own(y))
