@@ -81,7 +81,7 @@ def test_each_rank_has_the_key_value_heads_that_its_queries_read(given, below):
     assert "".join(text.split()[-1] for text in said if text.startswith("key")) == below
 
 
-HEADS = [(64, 8, 8), (32, 32, 32), (8, 3, 2), (8, 8, 3), (12, 6, 4), (0, 1, 1), (8, 2.0, 2)]
+HEADS = [(64, 8, 8), (32, 32, 32), (8, 3, 1), (8, 3, 2), (8, 8, 3), (12, 6, 4), (0, 1, 1), (8, 2.0, 2)]
 REFUSED = [
     (lambda: tensor.cut("columns"), "kind 'columns': did you mean 'column'"),
     (lambda: tensor.cut("row", 9), "t=9: "),
@@ -124,8 +124,10 @@ def heights(figure) -> list[list[float]]:
 
 
 def test_kept_bytes_are_the_theory_s_outside_and_inside():
-    figure = tensor.saved(SHAPE, PLAN, (1, 8))
-    each = [[theory.saved(SHAPE, replace(PLAN, tp=t, sequence_parallel=split)) for t in (1, 8)] for split in (False, True)]
+    figure = tensor.saved(SHAPE, PLAN, (1, 8), list(tensor.VARIANTS))
+    ways = (False, True), (True, True), (True, False)
+    plans = [replace(PLAN, sequence_parallel=split, regather=again) for split, again in ways]
+    each = [[theory.saved(SHAPE, replace(plan, tp=t)) for t in (1, 8)] for plan in plans]
     assert heights(figure)[::2] == [[one.outside + one.statistics for one in of] for of in each]
     assert heights(figure)[1::2] == [[one.inside for one in of] for of in each]
     assert [text.get_text() for text in figure.axes[0].texts] == [units.size(one.total) for of in each for one in of]
