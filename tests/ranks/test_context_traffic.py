@@ -15,7 +15,7 @@ from manyranks.parallel.context import ATTENTION
 from manyranks.theory import context
 from manyranks.theory.tensor import Calls
 from tests.conftest import matrix
-from tests.ranks.test_tensor_overlapped import hidden, open_messages
+from tests.ranks.test_tensor_traffic import hidden, open_messages
 
 BATCH, SEQ, HEADS, SIZE = 2, 48, 12, 4
 shapes = pytest.mark.parametrize("kv_heads", [12, 1], ids=["all heads", "one head"])  # one: copies with Ulysses

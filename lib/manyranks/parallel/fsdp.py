@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import partition, sharding
 from manyranks.parallel.partition import in_backward, learning
+from manyranks.parallel.parts import only_whole, saves
 from manyranks.parallel.same_order import Order
 from manyranks.parallel.shard import Origin, as_parts
 from manyranks.parallel.sharded import Sharded
@@ -184,7 +185,7 @@ class FullyShardedDataParallel(Sharded):
         inner = [m for m in module.modules() if isinstance(m, Sharded)]
         cut = partition.cut(module, units, group_of, inner)
         partition.equalize(module, cut.parts, self.group, replicas, group_of)
-        self.module, self._dtype = module, compute_dtype
+        self.module, self._dtype, self.training = module, compute_dtype, module.training
         self._prefetch, self._keep_last = prefetch, keep_last
         how = compute_dtype, reduce_dtype, replicas
         own = [Unit(part, group_of(part.first), *how) for part in cut.parts]
@@ -201,6 +202,7 @@ class FullyShardedDataParallel(Sharded):
         self.units = list(dict.fromkeys(u for of in self._needs.values() for u in of))
         self._leads, self._reduces = lambda: self, True
         self._order = Order(module, self.group)
+        saves(module, only_whole)
         self._running: list[tuple[nn.Module, frozenset[Unit]]] = []  # and what they have
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
         self._leaving: Unit | None = None  # its gradients are on their way
@@ -245,7 +247,9 @@ class FullyShardedDataParallel(Sharded):
         self._running.append((module, have.union(self._needs[module])))
         if have.issuperset(self._needs[module]):
             return  # a module around this one has them here
-        if not in_backward():  # else a checkpoint computes it again
+        if in_backward() and all(unit.shown for unit in self._needs[module]):
+            return  # a checkpoint computes it again, and its gradient has brought them
+        if not in_backward():
             self._free_done(but=self._needs[module])
             self._frees.watch(module, (args, kwargs))
         for unit in self._needs[module]:
@@ -268,9 +272,9 @@ class FullyShardedDataParallel(Sharded):
         have = self._running[-1][1] if self._running else frozenset()
         if have.issuperset(self._needs[module]):
             return
-        for unit in self._needs[module]:
-            unit.hide()
-        if not in_backward():
+        if not in_backward():  # else a checkpoint may go on with a forward of its own
+            for unit in self._needs[module]:
+                unit.hide()
             self._done += self._needs[module]
             if not self._keep_last:
                 self._free_done()

@@ -32,7 +32,7 @@ _each = """
 """
 # What tells about a tensor, keeps or moves its elements as they are, or watches it.
 _around = """
-    bfloat16 clone contiguous cpu cuda data_ptr detach dim double element_size float format
+    bfloat16 clone contiguous cpu cuda detach dim double element_size float format
     get_device half has_compatible_shallow_copy_type len ndimension nelement numel
     pin_memory register_hook register_post_accumulate_grad_hook repr requires_grad
     result_type retain_grad set setstate share_memory size storage_offset stride to type

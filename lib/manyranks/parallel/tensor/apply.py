@@ -23,7 +23,13 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import clipping, sharding
-from manyranks.parallel.parts import Accumulating, matching, sum_gradients
+from manyranks.parallel.parts import (
+    Accumulating,
+    matching,
+    only_whole,
+    saves,
+    sum_gradients,
+)
 from manyranks.parallel.tensor import checks, state
 from manyranks.parallel.tensor.cuts import (
     Column,
@@ -99,17 +105,19 @@ class TensorParallel(Accumulating):
     def __init__(
         self, module: nn.Module, how: How, cuts: dict[str, Cut], vocabulary: int | None
     ):
-        super().__init__()
-        self.module, self.how, self.group = module, how, how.group
+        super().__init__(module)
+        self.how, self.group = how, how.group
         self.cuts, self.vocabulary = cuts, vocabulary
         self._copies = _copies(cuts, how.group)
         self._looks: dict[nn.Module, RemovableHandle] = {}
         self.watch()
-        if size(how.group) == 1:
+        self._runs = size(how.group) == 1
+        if self._runs:
             return
+        saves(module, only_whole)
         cut = [p for name, p in module.named_parameters() if name in cuts]
         clipping.refuse_alone(cut, "the TensorParallel model's own clip_grad_norm_")
-        if vocabulary is not None:
+        if vocabulary is not None or checks.makes_logits(module, cuts):
             checks.refuse_whole_logits(module)
 
     def __deepcopy__(self, memo: dict) -> "TensorParallel":
@@ -120,7 +128,24 @@ class TensorParallel(Accumulating):
         return other
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        return self.module(*inputs, **named)
+        """The module's. Raises ValueError where the first pass fails, as by its shapes."""
+        if self._runs and not self._looks:
+            return self.module(*inputs, **named)
+        if torch.compiler.is_compiling():  # see checks.eager
+            return torch.compiler.disable(self._first)(*inputs, **named)
+        return self._first(*inputs, **named)
+
+    def _first(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        try:
+            with checks.eager(self.module):
+                result = self.module(*inputs, **named)
+        except Exception as error:
+            shapes = not self._runs and type(error) in checks.OF_SHAPES
+            if shapes and (said := checks.failed(self, error)):
+                raise ValueError(said) from error
+            raise
+        self._runs = True
+        return result
 
     def watch(self) -> None:
         """Waits for the first forward pass, which shows whose gradients are parts."""
@@ -158,6 +183,7 @@ class TensorParallel(Accumulating):
         """
         if self._accumulates or size(self.group) == 1:
             return
+        self._check_names()
         apart: dict[Group, list[nn.Parameter]] = {}
         for name, parameter in self.module.named_parameters():
             if name in (self._frozen or ()) and parameter.grad is not None:
@@ -181,11 +207,21 @@ class TensorParallel(Accumulating):
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state_dict, on every rank; all ranks call it."""
+        self._check_names()
         return state.full_state_dict(self.module, self.cuts, self.group)
 
     def load_full_state_dict(self, whole: dict[str, Tensor]) -> None:
         """Takes this rank's parts of a whole model's, cut into however many, or not."""
+        self._check_names()
         state.load_full_state_dict(self.module, whole, self.cuts)
+
+    def _check_names(self) -> None:
+        named = dict(self.module.named_parameters(remove_duplicate=False))
+        if gone := [name for name in self.cuts if name not in named]:
+            raise ValueError(
+                f"{gone[0]} was cut, and has another name now, as after torch.compile(part)"
+                ": call part.compile(), which keeps names"
+            )
 
     def summed_over(self, name: str) -> list[Group]:
         """The ranks whose gradients of a parameter are parts of one: a group, or none."""
@@ -223,15 +259,21 @@ class TensorParallel(Accumulating):
         uncut = [(name, p) for name, p in named if name not in self.cuts]
         if self._frozen is None:
             self._frozen = {name for name, p in uncut if not p.requires_grad}
-        for name, parameter in uncut:
-            if parameter in own:
-                if parameter in whole:
-                    raise ValueError(
-                        f"{name} works on features of one rank and on whole ones: a rank's "
-                        "gradient would be a part in one place and not in the other; "
-                        "enter the part by copy_in, or cut it by Column()"
-                    )
-                self._in_part.add(name)
+        both = [name for name, p in uncut if p in own and p in whole]
+        if both:
+            near = max(both, key=lambda name: max(_common(name, cut) for cut in self.cuts))
+            raise ValueError(
+                f"{near} works on features of one rank and on whole ones: a rank's "
+                "gradient would be a part in one place and not in the other; enter the "
+                "part by copy_in, or cut it by Column(), or leave whole what it meets"
+            )
+        self._in_part.update(name for name, p in uncut if p in own)
+
+
+def _common(name: str, other: str) -> int:
+    """How many parts of two dotted names are the same, from the first on."""
+    same = [a == b for a, b in zip(name.split("."), other.split("."), strict=False)]
+    return [*same, False].index(False)
 
 
 class _Cutter:
@@ -275,6 +317,7 @@ class _Cutter:
                 self.cuts[f"{name}.{which}"] = cut
         heads = getattr(style, "heads", None)
         part.heads = heads if isinstance(heads, tuple) else (heads,) if heads else ()
+        part.training = module.training
         setattr(parent, own, part)
         own_way = isinstance(style, Column) and not style.entered
         if own_way and hasattr(parent, "project"):
