@@ -1,4 +1,4 @@
-"""The planner over every way to train a model on many GPUs, beside a Python loop in the same minute. An explorer waits for it."""
+"""The planner over every way to train a model on many GPUs, beside a Python loop in the same minute: explorers wait for it."""
 
 from collections.abc import Callable, Iterator
 

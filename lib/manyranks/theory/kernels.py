@@ -76,4 +76,6 @@ def filled(m: float, n: float, count: float, processors: int, a: int, b: int, fe
 
 def peak(chip: Accelerator, rate: str) -> float:
     """FLOP/s of matrix products: "bf16", "fp8" (bf16's on chips without it), or "fp32" (TF32 on GPUs, half of bf16)."""
-    return {"bf16": chip.flops, "fp8": chip.flops_fp8 or chip.flops, "fp32": chip.flops * chip.tf32}[rate]
+    if rate == "bf16":
+        return chip.flops
+    return {"fp8": chip.flops_fp8 or chip.flops, "fp32": chip.flops * chip.tf32}[rate]

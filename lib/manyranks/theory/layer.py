@@ -84,10 +84,10 @@ def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
         return [kernel._replace(**twice, reach=ATTENTION[plan.framework.attention].backward if kernel.reach else 0.0)]
     if kernel.flops:
         added = kernel.weights * (2 * min(4, plan.recipe.gradients) - plan.recipe.matmul)
-        m, n, k, count = kernel.sizes
-        of_input, of_weight = (m, k, n, count), (k, n, m, count)
-        return [kernel._replace(sizes=of_input), kernel._replace(sizes=of_weight, bytes=kernel.bytes + added)]
-    return [kernel._replace(bytes=1.5 * kernel.bytes)]
+        part, flops, moves, rate, weights, specials, reach, (m, n, k, count), tiles = kernel
+        of_input = Kernel(part, flops, moves, rate, weights, specials, reach, (m, k, n, count), tiles)
+        return [of_input, Kernel(part, flops, moves + added, rate, weights, specials, reach, (k, n, m, count), tiles)]
+    return [Kernel(kernel.part, 0, 1.5 * kernel.bytes)]
 
 
 def again(kernels: list[Kernel], plan: Plan) -> list[Kernel]:

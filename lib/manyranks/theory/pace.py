@@ -127,8 +127,7 @@ def of_stages(work: Work, sent: Timed) -> dict[Stage, Both]:
 @functools.lru_cache(maxsize=16384)
 def of_model(at: Site) -> Both:
     """One micro-batch in the whole model, as if one pipeline rank had all of it."""
-    parts = stages.parts(at.shape, stages.deal(at.shape, 1)[0])
-    return total([(count, _hidden(at, part)) for count, part in parts])
+    return total([(count, _hidden(at, part)) for count, part in stages.parts_of_model(at.shape)])
 
 
 def _hidden(at: Site, part: str) -> Both:

@@ -74,6 +74,12 @@ def of_schedule(schedule: str, p: int, v: int) -> int:
     return p * (2 if schedule in ("zb-v", "dualpipe-v") else v)
 
 
+@functools.lru_cache(maxsize=1024)
+def parts_of_model(shape: ModelShape) -> tuple[tuple[int, str], ...]:
+    """How often a micro-batch passes each part on its way through the whole model."""
+    return parts(shape, deal(shape, 1)[0])
+
+
 def stages_of(rank: int, p: int, stages: int, schedule: str) -> list[int]:
     """The stages of a rank: every p-th, or for a V there and back."""
     if schedule in ("zb-v", "dualpipe-v"):
