@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from manyranks import busy
-from manyranks.theory import bounds, checks, memory, pace, pipeline, step
+from manyranks.theory import bounds, checks, memory, pace, pipeline, stages, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.compute import site
@@ -285,7 +285,7 @@ def _pipes(
     (i, j, g), pp, m = place, degrees[1], batch // (degrees[0] * local.microbatch)
     r, fields = tried.get("recompute", RECOMPUTE).index(local.recompute), {"recompute": local.recompute, "etp": degrees[-1]}
     for s, (schedule, virtual) in enumerate(_schedules(shape, pp, m, tried)):
-        if _together(shape, degrees, seq, pp * virtual * _halves(schedule), more):
+        if _together(shape, degrees, seq, stages.of_schedule(schedule, pp, virtual), more):
             own = functools.partial(Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, **more, **fields)
             bound = bounds.seconds(model, schedule, pp, m, virtual, local.overlap)
             yield bound, (i, j, s, r, g), functools.partial(_fitting, task, (i, j, s, r, g), own)
@@ -314,16 +314,16 @@ def _local(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, objec
     return Local(**{name: own[name] if name in own else more.get(name, getattr(Plan, name)) for name in Local._fields})
 
 
-def _together(shape: ModelShape, degrees: Degrees, seq: int, stages: int, more: dict[str, object]) -> bool:
+def _together(shape: ModelShape, degrees: Degrees, seq: int, on_stages: int, more: dict[str, object]) -> bool:
     """Whether degrees agree with the other fields that restrict them: HSDP's shards, Ulysses' heads, sequence parallelism's
     shards, places for stages."""
     _, _, cp, tp, _, etp = degrees
-    if STACKS[more.get("stack", Plan.stack)].data_only and not stages == tp == cp == degrees[4] == 1:
+    if STACKS[more.get("stack", Plan.stack)].data_only and not on_stages == tp == cp == degrees[4] == 1:
         return False
     shards = not more.get("dp_shard") or _sharded(degrees, more["dp_shard"])
     heads = more.get("context") != "ulysses" or not unread(shape, tp, cp)
     tokens = seq % (cp * tp) == 0 if more.get("sequence_parallel", True) else tp == 1 or etp in (None, tp)
-    return shards and heads and tokens and stages <= shape.layers + (2 if more.get("embedding_slots") else 0)
+    return shards and heads and tokens and on_stages <= shape.layers + (2 if more.get("embedding_slots") else 0)
 
 
 def _sharded(degrees: Degrees, dp_shard: int) -> bool:
@@ -331,11 +331,6 @@ def _sharded(degrees: Degrees, dp_shard: int) -> bool:
     dp, _, cp, tp, ep, etp = degrees
     own, experts = tp * cp * dp_shard, (etp or tp) * ep
     return dp % dp_shard == 0 and (own % experts == 0 or experts % own == 0)
-
-
-def _halves(schedule: str) -> int:
-    """Stages that a schedule itself gives a rank: the V-shaped ones two."""
-    return 2 if schedule.endswith("-v") else 1
 
 
 def _degrees(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, tried: dict[str, tuple]) -> Iterator[Degrees]:
@@ -370,7 +365,7 @@ def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple]) -> I
             for virtual in tried.get("virtual", VIRTUAL):
                 if pp * virtual <= slots:
                     yield schedule, virtual
-        elif m >= pipeline.fewest(schedule, pp) and pp * _halves(schedule) <= slots:
+        elif m >= pipeline.fewest(schedule, pp) and stages.of_schedule(schedule, pp, 1) <= slots:
             yield schedule, 1
 
 
