@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 
 from manyranks.show import context, units
 from manyranks.show.context.explorer import CLUSTERS, LENGTHS, MODELS, RANKS, SHOWN, TILE, VARIANTS, Ranks, Shared
-from manyranks.show.context.figures import scores, shares
 from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, models, step
 from manyranks.theory import context as theory
@@ -21,19 +20,15 @@ DEFAULT = {"model": "llama3-8b", "cluster": "h100-dgx", "seq": 2**17, "cp": 8}
 DEFAULT |= {"tp": 1, "causal": True, "layout": "contiguous", "variant": "ring", "ulysses": 0}
 FIGURES = {
     "layouts": lambda: context.layouts(),
-    "layouts of 8": lambda: context.layouts(8),
     "ring": lambda: context.ring(),
-    "ring of 8": lambda: context.ring(8),
     "mask": lambda: context.mask(),
     "mask by ranks": lambda: context.mask(order="ranks", tile=2),
     "mask of documents": lambda: context.mask("zigzag", seq=32, documents=(12, 15, 5), tile=4),
     "hops": lambda: context.hops("striped"),
-    "hops of 8": lambda: context.hops("zigzag", n=8),
     "homeward": lambda: context.homeward(),
     "behind attention": lambda: context.behind_attention({"half": 0.5, "twice": 2}),
     "heads": lambda: context.all_to_all(),
     "grouped heads": lambda: context.all_to_all(8, 4, 2),
-    "many heads": lambda: context.all_to_all(16, 8, 8),
     "balance": lambda: context.balance({name: [1e9, 2e9, 3.123e9] for name in theory.LAYOUTS}),
 }
 
@@ -54,9 +49,8 @@ def test_texts_do_not_meet_and_a_figure_is_no_wider_than_a_laptop_s(name):
 # Layouts, ring, heads
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
-def test_each_token_has_the_number_of_its_rank(n):
-    figure, seq = context.layouts(n), 4 * n
+def test_each_token_has_the_number_of_its_rank():
+    figure, n, seq = context.layouts(), 4, 16
     cells = [text.get_text() for text in figure.axes[0].texts if text.get_bbox_patch() is not None]
     for row, layout in enumerate(theory.LAYOUTS):
         owned = cells[row * seq : (row + 1) * seq]
@@ -84,13 +78,10 @@ def test_ulysses_gives_each_rank_the_key_value_heads_that_its_queries_read(kv_he
 @pytest.mark.parametrize(
     ("draw", "said"),
     [
-        (lambda: context.layouts(9), "n=9: a picture shows 2 to 8 ranks"),
-        (lambda: context.ring(1), "n=1: a picture shows 2 to 8 ranks"),
         (lambda: context.all_to_all(8, 3), "Ulysses needs n=3 to divide heads=8"),
-        (lambda: context.all_to_all(12, 6, 4), "Ulysses needs one of n=6 and kv_heads=4 to divide the other"),
-        (lambda: context.all_to_all(32, 4), "heads=32: a picture has room for 1 to 16 heads"),
+        (lambda: context.all_to_all(8, 8), "heads=8, n=8: a picture has room for 8 heads on 2 to 4 ranks"),
+        (lambda: context.all_to_all(16, 4), "heads=16, n=4: a picture has room"),
         (lambda: context.mask("zig"), "layout='zig': did you mean 'zigzag'"),
-        (lambda: context.mask(n=1), "n=1: a picture shows 2 to 8 ranks"),
         (lambda: context.mask("zigzag", seq=12), "seq=12 in 8 chunks, zigzag on n=4 ranks: give 8 or 16"),
         (lambda: context.mask(documents=(8, 9)), "documents=(8, 9) have 17 tokens, the sequence 16: "),
         (lambda: context.mask(documents=(0, 16)), "documents=(0, 16) have 16 tokens"),
@@ -117,34 +108,28 @@ def areas(figure) -> tuple[list[int], int]:
 @pytest.mark.parametrize("layout", theory.LAYOUTS)
 @pytest.mark.parametrize(("tile", "order"), [(None, "sequence"), (3, "sequence"), (64, "ranks")])
 def test_a_mask_s_cells_are_the_scores_that_the_theory_counts(layout, tile, order):
-    figure = context.mask(layout, n=3, seq=24, tile=tile, order=order)
-    computed, visible = (theory.totals(theory.work(24, 3, layout, tile=size)) for size in (tile or 1, 1))
+    figure = context.mask(layout, seq=24, tile=tile, order=order)
+    computed, visible = (theory.totals(theory.work(24, 4, layout, tile=size)) for size in (tile or 1, 1))
     assert areas(figure) == (visible, sum(computed) - sum(visible))
     said = texts(figure)[-1].splitlines()
     assert said[:2] == ["scores of each rank:", ", ".join(map(str, computed))]
     assert said[2] == f"slowest ÷ mean: {theory.balance([[each] for each in computed]):.2f}"
     assert (len(said) == 4) is (tile is not None)
-    packed = context.mask(layout, n=3, seq=24, documents=(6, 18))
-    assert areas(packed)[0] == theory.totals(theory.document_work([6, 18], 3, layout))
+    packed = context.mask(layout, seq=24, documents=(6, 18))
+    assert areas(packed)[0] == theory.totals(theory.document_work([6, 18], 4, layout))
 
 
 @pytest.mark.parametrize("layout", theory.LAYOUTS)
-def test_by_ranks_a_block_of_rows_and_columns_is_a_hop(layout):
-    (own, visible, _), counts = scores(layout, 4, 16, order="ranks"), theory.work(16, 4, layout)
-    assert own.tolist() == sorted(own)
-    for rank, hop in itertools.product(range(4), range(4)):
-        assert visible[np.ix_(own == rank, own == (rank - hop) % 4)].sum() == counts[rank][hop]
-
-
-def test_a_hop_shows_its_source_its_share_and_who_is_waited_for():
-    assert shares("contiguous", 3).tolist() == [[0.5, 0, 0], [0.5, 1, 0], [0.5, 1, 1]]
-    figure = context.hops("contiguous", n=3)
-    sources = [axes.get_title().split()[-1] for axes in figure.axes]
-    assert sources == [f"{(rank - hop) % 3}" for rank in range(3) for hop in range(3)]
+def test_a_hop_shows_its_source_its_scores_and_who_is_waited_for(layout):
+    figure, counts = context.hops(layout), theory.work(32, 4, layout)
+    hops = list(itertools.product(range(4), range(4)))
+    assert [axes.get_title().split()[-1] for axes in figure.axes] == [f"{(rank - hop) % 4}" for rank, hop in hops]
+    assert [named(axes, "cells").get_array().count() for axes in figure.axes] == [counts[rank][hop] for rank, hop in hops]
     waits = [axes.get_xlabel().startswith("waits") for axes in figure.axes]
     thick = [axes.spines["left"].get_linewidth() > 1 for axes in figure.axes]
-    assert sum(waits) == sum(thick) == 3
-    assert figure.get_supxlabel() == "together: 2.5 whole blocks; idle: 40%"
+    assert sum(waits) == sum(thick) == (6 if layout == "contiguous" else 0)
+    together = {"contiguous": "3.5 whole blocks; idle: 43%"}.get(layout, "2 whole blocks; idle: 0%")
+    assert figure.get_supxlabel() == f"together: {together}"
 
 
 def test_balance_shows_each_rank_and_says_how_far_the_slowest_is_from_the_mean():
@@ -289,7 +274,6 @@ LIMITS = [
     ({"model": "gpt3-175b", "cluster": "a100-dgx", "seq": 2**20, "layout": "zigzag"},
      "Limit: memory; no value of c or t makes it fit: recompute whole layers"),
     ({"model": "gpt3-175b", "seq": 2**18, "layout": "zigzag"}, "Does not fit. Limit: memory; t = 32 fits."),
-    ({"layout": "zigzag"}, "Limit: compute."),
     ({"cp": 64, "layout": "zigzag"}, "Limit: messages between nodes; with ring-ulysses: 14.9 ms."),
     ({"model": "gpt3-175b", "seq": 2**15, "cp": 32, "variant": "ulysses"}, "Limit: messages between nodes."),
     ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs use 2.31 times the GPU time of one."),
@@ -323,17 +307,7 @@ def test_rows_say_their_numbers():
 
 
 def test_every_choice_is_shown_or_refused():
-    options = [
-        list(MODELS),
-        CLUSTERS,
-        [2**10, 2**20],
-        [1, 16, 64],
-        [1, 8],
-        [True, False],
-        theory.LAYOUTS[::2],
-        VARIANTS,
-        [0, 2],
-    ]
+    options = [MODELS, CLUSTERS, [2**10, 2**20], [1, 16, 64], [1, 8], [True, False], theory.LAYOUTS[::2], VARIANTS, [0, 2]]
     settings = [dict(zip(DEFAULT, values, strict=True)) for values in itertools.product(*options)][::183]  # all pairs
     settings += [DEFAULT | {"seq": s} for s in LENGTHS] + [DEFAULT | {"cp": c, "layout": "striped"} for c in RANKS]
     plot = Ranks()
