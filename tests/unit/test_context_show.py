@@ -153,6 +153,7 @@ def test_a_ring_s_seconds_and_bytes_are_the_theory_s(change, heads, stride):
     found = [theory.hops(*sizes, clusters["h100-dgx"], backward=backward, **how) for backward in (False, True)]
     assert [each.seconds for each in one.times()] == pytest.approx([each.seconds for each in found])
     assert [each.messages for each in one.times()] == pytest.approx([each.exposed for each in found])
+    assert [[*each.under] for each in one.times()] == [list(each.messages[:-1]) for each in found]
     assert one.bytes() == theory.ring(*sizes).both.bytes
 
 

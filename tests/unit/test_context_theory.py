@@ -91,16 +91,6 @@ def test_hops_last_as_long_as_their_slowest_rank():
     assert context.in_step(context.work(24, 3, "zigzag")) == ([36, 32, 32], 0.0)
 
 
-def test_the_whole_group_computes_what_the_layer_s_kernel_does():
-    """Half the matrix and half a diagonal: layer.core counts the former. Backward has 5 products, not 2."""
-    seq, n = 4096, 4
-    plan = Plan(cp=n, seq=seq)
-    (core,) = (k for k in layer.forward(LLAMA, plan, False) if k.part == "core")
-    found = context.flops(context.totals(context.work(seq, n))[0], 1, LLAMA.heads, LLAMA.head_size)
-    assert found == pytest.approx(core.flops * (seq + 1) / seq)
-    assert (context.flops(7, 3, 5, 16), context.flops(7, 3, 5, 16, backward=True)) == (4 * 7 * 240, 10 * 7 * 240)
-
-
 # Documents and windows
 
 
@@ -113,21 +103,12 @@ def seen(seq: int, n: int, layout: str, sees) -> context.Work:
 
 @pytest.mark.parametrize("layout", context.LAYOUTS)
 @pytest.mark.parametrize("lengths", [[24], [1, 23], [7, 5, 12], [8, 8, 8], [1] * 24, [3, 2, 9, 4, 6]])
-def test_a_token_sees_its_own_document_up_to_itself(lengths, layout):
-    document = [k for k, length in enumerate(lengths) for _ in range(length)]
+def test_a_token_sees_itself_and_those_before_it_in_its_document_or_window(lengths, layout):
+    document, window = [k for k, length in enumerate(lengths) for _ in range(length)], lengths[-1] + 1
     for n in (1, 2, 3, 4):
-        expected = seen(24, n, layout, lambda q, k: k <= q and document[k] == document[q])
-        assert context.document_work(lengths, n, layout) == expected
-
-
-@given(layouts, st.integers(1, 4), st.integers(1, 3), st.integers(1, 26))
-def test_a_token_sees_as_many_as_the_window_has_and_a_ring_stops_where_somebody_sees_something(layout, n, units, window):
-    seq = 2 * n * units
-    found = context.window_work(seq, n, window, layout)
-    assert found == seen(seq, n, layout, lambda q, k: q - window < k <= q)
-    assert context.stops(found) == [k for k in range(n) if any(hops[k] for hops in found)]
-    if window >= seq:
-        assert found == context.work(seq, n, layout)
+        found = context.document_work(lengths, n, layout), context.window_work(24, n, window, layout)
+        assert found[0] == seen(24, n, layout, lambda q, k: k <= q and document[k] == document[q])
+        assert found[1] == seen(24, n, layout, lambda q, k: q - window < k <= q)
 
 
 def test_a_window_balances_contiguous_shards_and_saves_hops():
@@ -175,10 +156,6 @@ def test_hops_are_charged_as_kernels_and_messages_by_a_rank_s_own_share_of_the_s
     message = 2 * 65536 // 8 * 8 * 128 * 2
     assert inside.messages == pytest.approx([5e-6 + 3.4e-6 + message / (0.79 * 450e9)] * 7 + [0, 0])
     assert between.messages == pytest.approx([5e-6 + 14e-6 + message / 2 / (0.79 * 50e9)] * 15 + [0, 0])
-    assert inside.exposed == 0
-    assert between.exposed == pytest.approx(sum(between.messages[0] - each for each in between.compute[:-1]))
-    assert inside.seconds == sum(inside.compute)
-    assert between.seconds == pytest.approx(sum(between.compute) + between.exposed)
     assert strided.messages[0] == pytest.approx(5e-6 + 14e-6 + message / (0.79 * 50e9))
 
 
@@ -255,8 +232,7 @@ def test_contiguous_rings_were_measured_at_what_their_balance_allows():
 def test_llama_3_s_row_of_131_072_tokens_is_within_ten_percent():
     _, short, long = steps.llama3()
     assert long.predict() == pytest.approx(long.measured, rel=0.10)
-    slower = long.predict() / short.predict()
-    assert slower == pytest.approx(long.measured / short.measured, abs=0.06)  # the short row is off by more: 9 %
+    assert long.predict() / short.predict() == pytest.approx(long.measured / short.measured, abs=0.06)
 
 
 # The longest sequence that fits
@@ -269,9 +245,7 @@ def test_one_unit_more_than_the_longest_does_not_fit(cp, tp, variant):
     found, unit, room = context.longest(LLAMA, plan, H100), 2 * cp * tp, H100.accelerator.memory
     assert found % unit == 0
     numbers = found // cp * 2 * max(1, 8 // tp) * 128
-    others = {"ring": 2 * 2 * numbers + (4 if cp > 2 else 2) * 4 * numbers, "all-gather": cp * 6 * numbers, "ulysses": 0}[
-        variant
-    ]
+    others = {"ring": 4 * numbers + (4 if cp > 2 else 2) * 4 * numbers, "all-gather": cp * 6 * numbers}.get(variant, 0)
     peaks = [memory.peak(LLAMA, replace(plan, seq=seq)).total + others * seq // found for seq in (found, found + unit)]
     assert peaks[0] <= room < peaks[1]
 
