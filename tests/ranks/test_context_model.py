@@ -20,14 +20,12 @@ from manyranks.parallel.context import (
     ring_ulysses_attention,
     ulysses_attention,
 )
-from manyranks.parallel.tensor import parallelize
-from manyranks.training import tensor_styles
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, CausalAttention, Layer, loss
 from tests.conftest import matrix
 from tests.ranks import refused
 from tests.ranks.test_tensor import lively, off
-from tests.unit.attention_reference import largest, wrong
+from tests.unit.attention_reference import largest
 
 AXES = ("ring", "ulysses")
 SEQ, CORES = 24, "layers.*.attention.core"
@@ -79,6 +77,7 @@ WAYS = [  # model, whether with documents, whether layers keep only their input,
     ("gpt2", True, True, {"attention": "all-gather"}),
     ("gpt2", True, True, {"attention": "ulysses"}),
     ("llama", True, False, {"attention": "ring-ulysses"}),
+    ("llama", True, False, {"group": "every second"}),
 ]
 
 
@@ -87,6 +86,9 @@ def micro_batches(kind: str, documents: bool, checkpointed: bool, how: dict) -> 
     n, one = dist.get_world_size(), gpt(kind)
     if how.get("attention") == "ring-ulysses":
         how = how | {"mesh": init_device_mesh("cpu", (2, 2) if n == 4 else (n, 1), mesh_dim_names=AXES)}
+    if "group" in how:
+        ranks = range(dist.get_rank() % 2, n, 2)
+        how = how | {"group": dist.new_group([*ranks], use_local_synchronization=True)}
     model = ContextParallel(gpt(kind), CORES, **how)
     assert not checkpointed or len(checkpoint_modules(model, lambda module: isinstance(module, Layer))) == 2
     for number, where in enumerate((model.no_sync(), nullcontext())):
@@ -103,31 +105,6 @@ def micro_batches(kind: str, documents: bool, checkpointed: bool, how: dict) -> 
 def test_gradients_of_micro_batches_are_those_of_one_process(shared_worlds):
     for way in WAYS:
         assert largest(shared_worlds.run(micro_batches, *way)) < 1e-12, way
-
-
-def with_tensor_parallelism(**how) -> dict[str, float]:
-    """Heads and features are cut over two ranks, the sequence over two others."""
-    mesh, found = init_device_mesh("cpu", (2, 2), mesh_dim_names=("cp", "tp")), {}
-    for kind in ("gpt2", "llama"):
-        one = gpt(kind)
-        alone(one, 0, documents=True).backward()
-        tp = parallelize(gpt(kind), mesh, tensor_styles.styles(one.config), **how)
-        model = ContextParallel(tp, f"module.{CORES}", mesh.get_group("cp"))
-        inputs, targets, rows = batch(0)
-        count = (targets != -100).sum()
-        (tp.loss(model(model.shard(inputs), rows), model.shard(targets), reduction="sum") / count).backward()
-        tp.finish()
-        model.finish()
-        theirs = dict(one.named_parameters())
-        for name, p in tp.module.named_parameters():
-            whole = theirs[name].grad
-            found[f"{kind} {name}"] = off(p.grad, tp.cuts[name].own(whole) if name in tp.cuts else whole)
-    return found
-
-
-def test_it_goes_with_tensor_parallelism(four):
-    for how in ({}, {"sequence_parallel": True}):
-        assert wrong(four.run(with_tensor_parallelism, **how)) == []
 
 
 # The loss
@@ -254,18 +231,13 @@ def test_what_does_not_fit_is_refused_on_all_ranks_with_what_to_do(four):
 
 
 def test_a_rank_that_the_group_has_not_is_told_so(four):
-    def outside() -> list[str]:
-        group, said = dist.new_group([1, 3]), []
-        for call in (*(partial(attention, *qkv()) for attention in THREE), model):
-            try:
-                call(group=group)
-                said.append("")
-            except ValueError as error:
-                said.append(str(error))
-        return said
+    def outside() -> dict[str, str]:
+        group = dist.new_group([1, 3])
+        calls = [*(partial(attention, *qkv()) for attention in THREE), model]
+        return refused.said({str(k): (partial(call, group=group), "") for k, call in enumerate(calls)})
 
-    refused = "this rank is not in the group: call the collective on the ranks of the group only"
-    assert four.run(outside) == [[refused] * 4, [""] * 4] * 2
+    told = "this rank is not in the group: call the collective on the ranks of the group only"
+    assert [{*found.values()} for found in four.run(outside)] == [{told}, {"nothing was raised"}] * 2
 
 
 def test_a_model_of_which_a_part_does_not_fit_stays_as_it_was(four):
