@@ -216,25 +216,30 @@ def test_it_opens_on_contiguous_shards_and_shows_the_step_around_them_and_the_lo
 PARTS = "compute", "waits for slower ranks", "waits for messages"
 
 
-def drawn(**change) -> list[Axes]:
-    """The panels: ranks, lengths, variants."""
+def plotted(**change) -> Ranks:
     plot = Ranks()
     plot.update(**DEFAULT | change)
-    return plot.figure.axes
+    return plot
+
+
+def drawn(**change) -> list[Axes]:
+    """The panels: ranks, lengths, variants."""
+    return plotted(**change).figure.axes
 
 
 @pytest.mark.parametrize("change", [{}, {"cp": 16, "seq": 2**15}, {"variant": "all-gather"}, {"cp": 64, "seq": 2**15}], ids=str)
-def test_each_rank_s_row_is_its_time(change):
-    (ranks, *_), forward = drawn(**change), now(**change).times().forward
-    found = {part: boxes(ranks, part) for part in PARTS}
-    rows = np.linspace(0, now(**change).cp - 1, min(now(**change).cp, SHOWN)).round().astype(int)
+def test_each_rank_s_row_is_its_time_and_says_it(change):
+    plot, one = plotted(**change), now(**change)
+    forward, found = one.times().forward, {part: boxes(plot.figure.axes[0], part) for part in PARTS}
+    rows, says = np.linspace(0, one.cp - 1, min(one.cp, SHOWN)).round().astype(int), [part.says for part in plot.parts()]
+    assert f"{one.variant}, compute: {units.duration(one.times().both('computing'))}" in says
     for row, rank in enumerate(rows):
-        middle = (row + 0.5) / len(rows)
-        sums = {part: sum(end - start for start, end, *y in each if y[0] < middle < y[1]) for part, each in found.items()}
-        own = sum(forward.own[rank])
-        assert sums["compute"] == pytest.approx(own / forward.seconds)
-        assert sums["waits for slower ranks"] == pytest.approx((sum(forward.hops) - own) / forward.seconds)
-        assert sums["waits for messages"] == pytest.approx(forward.messages / forward.seconds)
+        middle, own = (row + 0.5) / len(rows), sum(forward.own[rank])
+        sums = [sum(end - start for start, end, *y in each if y[0] < middle < y[1]) for each in found.values()]
+        times = own, sum(forward.hops) - own, forward.messages
+        assert sums == pytest.approx([seconds / forward.seconds for seconds in times])
+        said = (f"{part} {units.duration(seconds)}" for part, seconds in zip(PARTS, times, strict=True))
+        assert says[row] == f"rank {rank}, forward: {', '.join(said)}"
 
 
 def test_bars_and_numbers_of_the_variants_are_theirs():
@@ -295,16 +300,6 @@ def test_the_sentence_names_the_limit_and_a_way_out():
         assert explorer.preset(name).status.endswith("Limit: compute.")
     for name in ("64 ranks", "no grouped heads"):
         assert "Limit: messages between nodes; with ring-ulysses:" in explorer.preset(name).status
-
-
-def test_rows_say_their_numbers():
-    plot, forward = Ranks(), now().times().forward
-    plot.update(**DEFAULT)
-    said = [part.says for part in plot.parts()]
-    waits = units.duration(forward.seconds - sum(forward.own[0]) - forward.messages)
-    assert said[0].startswith("rank 0, forward: compute ")
-    assert f"waits for slower ranks {waits}, waits for messages 0 ns" in said[0]
-    assert f"ring, compute: {units.duration(now().times().both('computing'))}" in said
 
 
 def test_every_choice_is_shown_or_refused():

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise, product, starmap
 
 import pytest
 from hypothesis import given
@@ -44,20 +44,18 @@ def test_tensor_parallelism_sends_n_times_what_ulysses_sends(n, b, units):
 # Scores under a mask
 
 
-def by_hand(seq: int, n: int, layout: str, tile: int | None) -> context.Work:
-    """Every pair of tiles, looked at score by score."""
-    tiles = [[cut for chunk in context.chunks(seq, n, layout, r) for cut in tiles_of(chunk, tile)] for r in range(n)]
-    counts = [[0] * n for _ in range(n)]
-    for r, hop in product(range(n), range(n)):
-        for queries, keys in product(tiles[r], tiles[(r - hop) % n]):
-            if min(keys) <= max(queries):
-                counts[r][hop] += len(queries) * len(keys)
-    return counts
+def seen(seq: int, n: int, layout: str, sees, tile: int | None = 1) -> context.Work:
+    """Every pair of tiles of which a query sees a key, looked at score by score."""
 
+    def tiles(chunk: range) -> list[range]:
+        sizes = chunk_sizes(len(chunk), -(-len(chunk) // (tile or len(chunk))))
+        return [chunk[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
 
-def tiles_of(chunk: range, tile: int | None) -> list[range]:
-    sizes = chunk_sizes(len(chunk), -(-len(chunk) // (tile or len(chunk))))
-    return [chunk[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+    def scores(queries: int, keys: int) -> int:
+        return sum(len(a) * len(b) for a, b in product(own[queries], own[keys]) if any(starmap(sees, product(a, b))))
+
+    own = [[cut for chunk in context.chunks(seq, n, layout, r) for cut in tiles(chunk)] for r in range(n)]
+    return [[scores(r, (r - hop) % n) for hop in range(n)] for r in range(n)]
 
 
 @pytest.mark.parametrize("tile", [1, 2, 3, 4, None])
@@ -65,7 +63,7 @@ def tiles_of(chunk: range, tile: int | None) -> list[range]:
 def test_work_is_that_of_every_pair_of_tiles_of_which_something_is_visible(layout, tile):
     for n, units in product((1, 2, 3, 4), (1, 2, 3, 5, 7)):
         seq = 2 * n * units
-        assert context.work(seq, n, layout, tile=tile) == by_hand(seq, n, layout, tile)
+        assert context.work(seq, n, layout, tile=tile) == seen(seq, n, layout, lambda q, k: k <= q, tile)
 
 
 @given(st.integers(1, 16), st.integers(1, 30))
@@ -92,13 +90,6 @@ def test_hops_last_as_long_as_their_slowest_rank():
 
 
 # Documents and windows
-
-
-def seen(seq: int, n: int, layout: str, sees) -> context.Work:
-    """Pairs of a query and a key that it sees, one by one."""
-    places = [[p for chunk in context.chunks(seq, n, layout, r) for p in chunk] for r in range(n)]
-    pairs = lambda r, source: sum(sees(q, k) for q in places[r] for k in places[source])  # noqa: E731
-    return [[pairs(r, (r - hop) % n) for hop in range(n)] for r in range(n)]
 
 
 @pytest.mark.parametrize("layout", context.LAYOUTS)
