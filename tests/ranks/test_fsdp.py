@@ -401,19 +401,6 @@ class Tied(nn.Module):
         return torch.tanh(self.layers(x))
 
 
-class Listed(nn.Module):
-    """Parameters in a list and of the model itself, two inputs, outputs in a dict, one of them not used."""
-
-    def __init__(self):
-        super().__init__()
-        self.weights = nn.ParameterList(torch.randn(WIDTH, WIDTH, dtype=F64) / 4 for _ in range(2))
-        self.scale, self.inner = nn.Parameter(torch.ones(WIDTH, dtype=F64)), nn.Linear(WIDTH, WIDTH, dtype=F64)
-
-    def forward(self, x, shift=0.0):
-        h = self.inner(torch.tanh(x @ self.weights[0] + shift)) @ self.weights[1]
-        return {"out": h * self.scale, "other": h.sum()}["out"]
-
-
 def seeded(build):
     def model():
         torch.manual_seed(0)
@@ -429,7 +416,6 @@ MODELS = {
     "checkpoint around": lambda: Checkpointed("around"),
     "checkpoints in each other": lambda: Checkpointed("both"),
     "tied": Tied,
-    "listed": Listed,
 }
 
 

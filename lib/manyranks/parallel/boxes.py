@@ -51,9 +51,8 @@ def of_model(
     if isinstance(model, ZeroOptimizer):
         optimizer, buffers = model.optimizer, ()
         owned = [
-            (name, shape, first, shard)
+            (shard.origin.name, shard.origin.shape, shard.origin.first, shard)
             for shard in model.shards()
-            for name, shape, first, _ in [shard.origin]
         ]
         each = enumerate(model.frozen)
         found = [b for k, (_, p) in each for b in _whole(f"frozen.{k}", p)]

@@ -20,7 +20,7 @@ Training", arXiv 2006.15704, section 3.2.
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -58,7 +58,8 @@ class DataParallel(nn.Module):
         broadcast_buffers: bool = False,
     ):
         super().__init__()
-        self.module, self.group, self.broadcast_buffers = module, group, broadcast_buffers
+        self.module, self.training = module, module.training
+        self.group, self.broadcast_buffers = group, broadcast_buffers
         sharding.refuse_shards(module.named_parameters(), type(self).__name__)
         self._share = 1 / len(members(group).ranks)
         replicas.check_bytes(bucket_bytes)
@@ -85,11 +86,23 @@ class DataParallel(nn.Module):
         return tuple(bucket.names for bucket in self._buckets)
 
     def forward(self, *args, **kwargs):
-        """The module's. Raises ValueError where a parameter is not what was wrapped."""
+        """The module's. Raises ValueError where a parameter is not what was wrapped.
+
+        Where it is compiled, the module is, and not what is around it: hooks, messages.
+        """
+        aside = torch.compiler.disable if torch.compiler.is_compiling() else _as_it_is
+        follows = aside(self._begin)()
+        output = aside(self.module.__call__, recursive=False)(*args, **kwargs)
+        if follows:
+            aside(self._follow)(output)
+        return output
+
+    def _begin(self) -> bool:
+        """Before the module's forward. Returns whether _follow is to see what it gives."""
         replicas.check_kept(self.module, self._kept)
         if self.broadcast_buffers and self.training and self._synchronises:
             replicas.broadcast(self.module.buffers(), self.group)
-        return self.module(*args, **kwargs)
+        return False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -177,24 +190,20 @@ class _Underway(DataParallel):
         self._works, self._runs = [], False
         self._unreached.clear()
 
-    def forward(self, *args, **kwargs):
+    def _begin(self) -> bool:
         again = torch._C._current_graph_task_id() != -1  # in backward: a checkpoint's
         if self._runs and not again:
             self.drop()
-        if again or not torch.is_grad_enabled():
-            return super().forward(*args, **kwargs)
-        if any(bucket.begun for bucket in self._buckets):
+        follows = torch.is_grad_enabled() and not again
+        if follows and any(bucket.begun for bucket in self._buckets):
             raise RuntimeError(
                 "a forward pass before finish(): call finish() after each backward, and "
                 "run those that only accumulate inside no_sync()"
             )
-        if not self._synchronises:
-            return super().forward(*args, **kwargs)
-        self._runs = True
-        output = super().forward(*args, **kwargs)
-        self._runs = False
-        self._follow(output)
-        return output
+        follows = follows and self._synchronises
+        self._runs = self._runs or follows
+        super()._begin()
+        return follows
 
     def drop(self) -> None:
         """Gives up this rank's step, as where its backward raised.
@@ -210,6 +219,7 @@ class _Underway(DataParallel):
 
     def _follow(self, output) -> None:
         """Notes when a backward comes to this forward pass, from any of its outputs."""
+        self._runs = False
         this, reached = object(), weakref.WeakMethod(self._reached)
         for tensor in tree_leaves((output, getattr(output, "__dict__", None))):
             if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
@@ -291,3 +301,7 @@ def _call(method: weakref.WeakMethod, *args) -> None:
     """A hook: the last argument is the gradient, which the method does not need."""
     if (alive := method()) is not None:
         alive(*args[:-1])
+
+
+def _as_it_is(method: Callable, recursive: bool = True) -> Callable:
+    return method

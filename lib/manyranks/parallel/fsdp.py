@@ -268,9 +268,9 @@ class FullyShardedDataParallel(Sharded):
         have = self._running[-1][1] if self._running else frozenset()
         if have.issuperset(self._needs[module]):
             return
-        for unit in self._needs[module]:
-            unit.hide()
-        if not in_backward():
+        if not in_backward():  # else a checkpoint may go on with a forward of its own
+            for unit in self._needs[module]:
+                unit.hide()
             self._done += self._needs[module]
             if not self._keep_last:
                 self._free_done()

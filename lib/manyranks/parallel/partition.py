@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import replicas
-from manyranks.parallel.shard import ShardParameter, as_part
+from manyranks.parallel.shard import ShardParameter, as_gradient
 from manyranks.parallel.sharding import Group, Named, is_shard, wide
 
 Place = tuple[nn.Module, str]  # a module, and the attribute it has a parameter under
@@ -189,7 +189,9 @@ def accumulate(shards: list[nn.Parameter], grads: list[Tensor | None]) -> None:
             continue
         for hook in [*(shard._backward_hooks or {}).values()]:
             grad = grad if (changed := hook(grad)) is None else changed
-        shard.grad = as_part(grad, shard) if shard.grad is None else shard.grad.add_(grad)
+        shard.grad = (
+            as_gradient(grad, shard) if shard.grad is None else shard.grad.add_(grad)
+        )
         for hook in [*(shard._post_accumulate_grad_hooks or {}).values()]:
             hook(shard)  # such as an optimizer's step, during backward
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -35,11 +36,40 @@ def check_mesh(mesh: DeviceMesh, group: dist.ProcessGroup | None) -> None:
         )
 
 
+State = dict[str, Tensor]
+
+
+def saves(model: nn.Module, change: Callable[[nn.Module, State | None], State]) -> None:
+    """From now on its save_pretrained, if it has one, writes what change makes of a state.
+
+    change: called with the model and the state_dict= that save_pretrained was given.
+    """
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained = partial(_save, model.save_pretrained, change, model)
+
+
+def _save(save: Callable, change: Callable, model: nn.Module, *args, **options):
+    options["state_dict"] = change(model, options.get("state_dict"))
+    return save(*args, **options)
+
+
+def only_whole(model: nn.Module, state: State | None) -> State:
+    """For saves(): raises ValueError where a rank would write what it has."""
+    if state is None:
+        raise ValueError(
+            f"save_pretrained of a {type(model).__name__} that's in parts would write this "
+            "rank's: call its wrapper's full_state_dict() on all ranks, and on one of them "
+            "save_pretrained(folder, state_dict=what that gave)"
+        )
+    return state
+
+
 class Accumulating(nn.Module):
     """A model whose finish() reduces gradients, after the last of several micro-batches."""
 
-    def __init__(self):
+    def __init__(self, module: nn.Module):
         super().__init__()
+        self.module, self.training = module, module.training
         self._accumulates = False
 
     @contextmanager

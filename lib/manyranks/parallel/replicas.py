@@ -57,13 +57,18 @@ class Kept(NamedTuple):
 
 def kept(module: nn.Module) -> dict[str, Kept]:
     """All parameters as they are now."""
-    named = module.named_parameters()
+    named = _named(module).items()
     return {name: Kept(p, p.requires_grad, (p.dtype, p.device)) for name, p in named}
+
+
+def _named(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Its parameters by names that torch.compile of a part of it leaves as they are."""
+    return {name.replace("_orig_mod.", ""): p for name, p in module.named_parameters()}
 
 
 def check_kept(module: nn.Module, before: dict[str, Kept]) -> None:
     """Raises ValueError for a parameter that is new, or not what it was any more."""
-    now = dict(module.named_parameters())
+    now = _named(module)
     for name in before | now:
         parameter, was = now.get(name), before.get(name)
         if was is None or parameter is not was.parameter:

@@ -22,16 +22,17 @@ as_parts = torch._C.DisableTorchFunctionSubclass  # inside, shards are tensors l
 
 # What an optimizer does to each element by itself: in place, out of place, many at once.
 _each = """
-    abs absolute add addcdiv addcmul atan2 clamp clamp_max clamp_min clip copy copysign div
-    divide eq erf exp expm1 fill floor ge gt isfinite isinf isnan le lerp log log1p
-    logical_and logical_not logical_or lt masked_fill maximum minimum mul multiply
-    nan_to_num ne neg negative positive pow reciprocal rsqrt sgn sigmoid sign sqrt square
-    sub subtract tanh true_divide where zero truediv iadd isub imul itruediv ipow radd rsub
-    rmul rdiv rtruediv rpow idiv and or xor invert amp_foreach_non_finite_check_and_unscale
+    abs absolute add addcdiv addcmul atan2 clamp clamp_max clamp_min clip copy copysign
+    constant div divide eq erf exp expm1 fill floor ge gt isfinite isinf isnan le lerp
+    log log1p logical_and logical_not logical_or lt masked_fill maximum minimum mul
+    multiply nan_to_num ne neg negative positive pow reciprocal rsqrt sgn sigmoid sign
+    sqrt square sub subtract tanh true_divide where zero truediv iadd isub imul itruediv
+    ipow radd rsub rmul rdiv rtruediv rpow idiv and or xor invert
+    amp_foreach_non_finite_check_and_unscale
 """
 # What tells about a tensor, keeps or moves its elements as they are, or watches it.
 _around = """
-    bfloat16 clone contiguous cpu cuda data_ptr detach dim double element_size float format
+    bfloat16 clone contiguous cpu cuda detach dim double element_size float format
     get_device half has_compatible_shallow_copy_type len ndimension nelement numel
     pin_memory register_hook register_post_accumulate_grad_hook repr requires_grad
     result_type retain_grad set setstate share_memory size storage_offset stride to type
@@ -46,12 +47,16 @@ DIMENSIONS = {"dim", "ndimension", "ndim"}
 
 
 class Origin(NamedTuple):
-    """A part's whole: its name and shape, the first element of the part, the ranks."""
+    """A part's whole: its name and shape, the first element of the part, the ranks.
+
+    gradient: of a matrix, whose sides an optimizer that needs all of it asks for
+    """
 
     name: str = "a shard"
     shape: torch.Size = torch.Size()
     first: int = 0
     group: Group = None
+    gradient: bool = False
 
 
 class Shard(Tensor):
@@ -77,7 +82,9 @@ class Shard(Tensor):
             return len(first.origin.shape)
         if name == "__setitem__" and isinstance(args[0], Shard):
             return _assign(*args)
-        if not _may(func, name):
+        side = name == "size" and len(args) + len(kwargs) > 1  # they mean the whole's
+        side |= name in ("size", "shape") and first.origin.gradient
+        if not _may(func, name) or side or not _fit(found, args, kwargs):
             raise ValueError(
                 f"{name} of {first.origin.name}, outside its module's forward: here is "
                 "only this rank's part, and each rank would get a result of its own. Read "
@@ -129,6 +136,14 @@ def as_part(tensor: Tensor, like: Shard) -> Shard:
     with torch.no_grad(), as_parts():
         found = tensor.as_subclass(Shard)
     found.origin = like.origin
+    return found
+
+
+def as_gradient(tensor: Tensor, of: Shard) -> Shard:
+    """Returns a tensor as this rank's part of the gradient of something."""
+    found, origin = as_part(tensor, of), of.origin
+    name, matrix = f"the gradient of {origin.name}", len(origin.shape) > 1
+    found.origin = origin._replace(name=name, gradient=matrix)
     return found
 
 
@@ -195,9 +210,20 @@ def _may(func: Callable, name: str) -> bool:
     return plain in ALLOWED or name in MAKERS | QUESTIONS or name.startswith("_fused_")
 
 
+def _fit(parts: list[Shard], args: tuple, kwargs: dict) -> bool:
+    """Whether all other tensors are as large as a part: states, masks, or one number."""
+    with as_parts():
+        sizes = {part.numel() for part in parts}
+        others = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        return all(x.dim() == 0 or x.numel() in sizes for x in others)
+
+
 def _assign(part: Shard, index: object, value: float) -> None:
     """Sets elements of which an index of the whole says which; each rank sets its own."""
     shape, first = part.origin.shape, part.origin.first
+    if isinstance(index, Shard):  # a mask made of this part, or of one as large
+        part.to_local()[index.to_local()] = local(value)
+        return
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(
             f"{part.origin.name} was given {value.numel()} values by index: this rank has "

@@ -51,6 +51,7 @@ from .guessed import guess as guess
 from .lines import curves as curves
 from .listing import changes as changes
 from .listing import source as source
+from .tables import axes as axes
 from .tables import reconcile as reconcile
 from .tables import table as table
 from .units import duration as duration

@@ -1,7 +1,9 @@
 """Tables in a notebook: plain text for tests and terminals, HTML for the browser."""
 
+import csv
 import html
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 
 
 class Table:
@@ -38,6 +40,16 @@ def reconcile(theory: Mapping[str, float], measured: Mapping[str, float | None],
         raise ValueError(f"theory has {list(theory)}, {against} has {list(measured)}: give the same quantities in both")
     rows = [(name, theory[name], measured[name], _difference(theory[name], measured[name])) for name in theory]
     return Table(["", "theory", against, "difference"], rows)
+
+
+def axes() -> Table:
+    """Shows which models that nobody here wrote train along which axis of parallelism, as the tests found it.
+
+    Returns: a table with a row per model, and a word per axis: yes; by hand; not tried; has none
+    """
+    with (files("manyranks.show") / "axes.csv").open(encoding="utf-8") as lines:
+        header, *rows = csv.reader(lines)
+    return Table(header, rows)
 
 
 def _difference(theory: float, measured: float | None) -> str:

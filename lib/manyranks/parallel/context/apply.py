@@ -10,8 +10,10 @@ where it stands, no more; only attention looks at other tokens.
     B batch   S a rank's tokens   T the whole sequence's
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,6 +41,11 @@ ATTENTION = {
     "ring-ulysses": ring_ulysses_attention,
 }
 _IGNORED = -100  # a target that does not count: F.cross_entropy's ignore_index
+_WAY_OUT = (
+    "for a model of transformers, register ring_attention by AttentionInterface, and give "
+    "the model position_ids, as in Your own model; for another, give the name of a module "
+    "that is called with q, k and v"
+)
 
 
 class ContextParallel(Accumulating):
@@ -69,7 +76,8 @@ class ContextParallel(Accumulating):
         tile: int = TILE,
         window: int | None = None,
     ):
-        super().__init__()
+        super().__init__(module)
+        _check_call(module)
         refuse_shards(module.named_parameters(), "ContextParallel")
         everyone, found = members(group), matching(module, cores)
         self.group, self.rank, self.ranks = group, everyone.place, len(everyone.ranks)
@@ -79,13 +87,12 @@ class ContextParallel(Accumulating):
         Mask(**how)  # raises
         how["mesh" if mesh else "group"] = mesh or group
         self.attention = partial(ATTENTION[attention], **how)
-        self.module = module
         self._documents_BT: Tensor | None = None
         for name, core in found:
             _check_core(name, core)
         for name, _ in found:
             above, _, own = name.rpartition(".")
-            setattr(module.get_submodule(above), own, _Core(self._attend))
+            setattr(module.get_submodule(above), own, _Core(name, self._attend))
 
     def forward(self, tokens_BS: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """What the module gives for the own tokens, which shard() cut out.
@@ -147,11 +154,16 @@ class ContextParallel(Accumulating):
 
 
 class _Core(nn.Module):
-    def __init__(self, attend: Callable[..., Tensor]):
+    def __init__(self, name: str, attend: Callable[..., Tensor]):
         super().__init__()
-        self.attend = attend
+        self.name, self.attend = name, attend
 
-    def forward(self, *qkv: Tensor) -> Tensor:
+    def forward(self, *qkv: Tensor, **named: Any) -> Tensor:
+        if len(qkv) != 3 or named:
+            given = ", ".join([*(type(x).__name__ for x in qkv), *named])
+            raise ValueError(
+                f"{self.name} is called with {given}, not with q, k and v; {_WAY_OUT}"
+            )
         return self.attend(*qkv)
 
 
@@ -168,6 +180,16 @@ def _sharing(attention: str, mesh: DeviceMesh | None, group: Group) -> int:
     _, ulysses = groups(mesh)
     check_mesh(mesh, group)
     return dist.get_world_size(ulysses)
+
+
+def _check_call(module: nn.Module) -> None:
+    """Raises ValueError for a model of transformers whose second input isn't positions."""
+    second = [*inspect.signature(module.forward).parameters, "", ""][1]
+    if hasattr(getattr(module, "config", None), "model_type") and second != "position_ids":
+        raise ValueError(
+            f"{type(module).__name__} takes {second} where ContextParallel gives positions;"
+            f" {_WAY_OUT}"
+        )
 
 
 def _check_core(name: str, core: nn.Module) -> None:

@@ -24,7 +24,14 @@ from manyranks.parallel.expert.dispatch import Group, one_hop
 from manyranks.parallel.expert.experts import Experts
 from manyranks.parallel.expert.routing import Router
 from manyranks.parallel.expert.two_hops import two_hops
-from manyranks.parallel.parts import Accumulating, check_mesh, matching, sum_gradients
+from manyranks.parallel.parts import (
+    Accumulating,
+    check_mesh,
+    matching,
+    only_whole,
+    saves,
+    sum_gradients,
+)
 
 AXES = (
     ("replicas", "experts"),
@@ -57,18 +64,19 @@ class ExpertParallel(Accumulating):
         mesh: DeviceMesh | None = None,
         reduces: bool = True,
     ):
-        super().__init__()
+        super().__init__(module)
         sharding.refuse_shards(module.named_parameters(), "ExpertParallel")
         self.group, self.ranks = group, len(members(group).ranks)
         self.replicas, self._axes = _groups(mesh, group)
         self.degree = math.prod(dist.get_world_size(axis) for axis in self._axes)
-        self.module, self.reduces = module, reduces
+        self.reduces = reduces
         self._names = {name for name, _ in matching(module, experts)}
         _check(self._experts, self._routers, self.degree)
         replicas.check_same(module, group)
         replicas.broadcast([*module.parameters(), *module.buffers()], group)
         self._deal()
         if self.degree > 1:
+            saves(module, only_whole)
             own = self.expert_parameters()
             clipping.refuse_alone(own, "the ExpertParallel model's own clip_grad_norm_")
         for router in self._routers:
@@ -243,7 +251,10 @@ def _check(named: dict[str, nn.Module], routers: Sequence[Router], degree: int) 
 
 def _check_experts(name: str, experts: nn.Module, degree: int) -> None:
     if not isinstance(experts, Experts):
-        raise ValueError(f"{name} is {type(experts).__name__}: give the name of an Experts")
+        raise ValueError(
+            f"{name} is {type(experts).__name__}: give the name of an Experts; take_over "
+            "puts one in the place of transformers'"
+        )
     if getattr(experts.hop, "func", None) is _hop:
         raise ValueError(f"{name} is dealt to ranks already: build the model anew")
     if len(experts.gate) % degree:

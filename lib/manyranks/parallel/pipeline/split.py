@@ -53,6 +53,7 @@ class Stage(nn.Module):
         super().__init__()
         self.parts, self.shared = nn.ModuleList(parts), tuple(shared)
         self.given = tuple(given)
+        self.training = self.parts.training = any(part.training for part in parts)
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -68,9 +69,10 @@ def split(
     model: has .embedding, .layers and .head. costs: of each of these parts, in any unit,
     the layers one by one; None for what products with the weights cost: nothing in the
     embedding, whose rows are only looked up.
-    Raises ValueError for more stages than parts, and for costs that are not one a part.
+    Raises ValueError for a model without these, for more stages than parts, and for costs
+    that are not one a part.
     """
-    parts = [model.embedding, *model.layers, model.head]
+    parts = _parts(model)
     costs = [cost(part) for part in parts] if costs is None else list(costs)
     if len(costs) != len(parts):
         raise ValueError(f"{len(costs)} costs for {len(parts)} parts: give one for each")
@@ -82,9 +84,9 @@ def dealt(
 ) -> list[Stage]:
     """As split, into stages of so many parts each; given: as Stage's.
 
-    Raises ValueError for sizes that are not those of all parts.
+    Raises ValueError for a model as split does, and for sizes that aren't of all parts.
     """
-    parts = [model.embedding, *model.layers, model.head]
+    parts = _parts(model)
     if sum(sizes) != len(parts) or min(sizes) < 1:
         raise ValueError(
             f"stages of {list(sizes)} parts: the model has {len(parts)} (the embedding, "
@@ -93,6 +95,17 @@ def dealt(
     ends = [0, *accumulate(sizes)]
     cut = [parts[first:end] for first, end in pairwise(ends)]
     return [Stage(own, _shared(cut, s), given) for s, own in enumerate(cut)]
+
+
+def _parts(model: nn.Module) -> list[nn.Module]:
+    names = "embedding", "layers", "head"
+    if missing := [name for name in names if not hasattr(model, name)]:
+        raise ValueError(
+            f"{type(model).__name__} has no {' and no '.join(missing)}: give one "
+            "whose .embedding, .layers and .head take one tensor each; of another, make "
+            "stages of neighbouring layers for Pipeline, as in Your own model"
+        )
+    return [model.embedding, *model.layers, model.head]
 
 
 def balanced(costs: Sequence[float], stages: int) -> list[int]:

@@ -23,7 +23,13 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import clipping, sharding
-from manyranks.parallel.parts import Accumulating, matching, sum_gradients
+from manyranks.parallel.parts import (
+    Accumulating,
+    matching,
+    only_whole,
+    saves,
+    sum_gradients,
+)
 from manyranks.parallel.tensor import checks, state
 from manyranks.parallel.tensor.cuts import (
     Column,
@@ -99,17 +105,19 @@ class TensorParallel(Accumulating):
     def __init__(
         self, module: nn.Module, how: How, cuts: dict[str, Cut], vocabulary: int | None
     ):
-        super().__init__()
-        self.module, self.how, self.group = module, how, how.group
+        super().__init__(module)
+        self.how, self.group = how, how.group
         self.cuts, self.vocabulary = cuts, vocabulary
         self._copies = _copies(cuts, how.group)
         self._looks: dict[nn.Module, RemovableHandle] = {}
         self.watch()
-        if size(how.group) == 1:
+        self._runs = size(how.group) == 1
+        if self._runs:
             return
+        saves(module, only_whole)
         cut = [p for name, p in module.named_parameters() if name in cuts]
         clipping.refuse_alone(cut, "the TensorParallel model's own clip_grad_norm_")
-        if vocabulary is not None:
+        if vocabulary is not None or checks.makes_logits(module, cuts):
             checks.refuse_whole_logits(module)
 
     def __deepcopy__(self, memo: dict) -> "TensorParallel":
@@ -120,7 +128,18 @@ class TensorParallel(Accumulating):
         return other
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        return self.module(*inputs, **named)
+        """The module's. Raises ValueError where the first pass fails, as by its shapes."""
+        if self._runs:
+            return self.module(*inputs, **named)
+        try:
+            result = self.module(*inputs, **named)
+        except Exception as error:
+            shapes = type(error) in checks.OF_SHAPES
+            if shapes and (said := checks.failed(self, error)):
+                raise ValueError(said) from error
+            raise
+        self._runs = True
+        return result
 
     def watch(self) -> None:
         """Waits for the first forward pass, which shows whose gradients are parts."""
@@ -223,15 +242,21 @@ class TensorParallel(Accumulating):
         uncut = [(name, p) for name, p in named if name not in self.cuts]
         if self._frozen is None:
             self._frozen = {name for name, p in uncut if not p.requires_grad}
-        for name, parameter in uncut:
-            if parameter in own:
-                if parameter in whole:
-                    raise ValueError(
-                        f"{name} works on features of one rank and on whole ones: a rank's "
-                        "gradient would be a part in one place and not in the other; "
-                        "enter the part by copy_in, or cut it by Column()"
-                    )
-                self._in_part.add(name)
+        both = [name for name, p in uncut if p in own and p in whole]
+        if both:
+            near = max(both, key=lambda name: max(_common(name, cut) for cut in self.cuts))
+            raise ValueError(
+                f"{near} works on features of one rank and on whole ones: a rank's "
+                "gradient would be a part in one place and not in the other; enter the "
+                "part by copy_in, or cut it by Column(), or leave whole what it meets"
+            )
+        self._in_part.update(name for name, p in uncut if p in own)
+
+
+def _common(name: str, other: str) -> int:
+    """How many parts of two dotted names are the same, from the first on."""
+    same = [a == b for a, b in zip(name.split("."), other.split("."), strict=False)]
+    return [*same, False].index(False)
 
 
 class _Cutter:
@@ -275,6 +300,7 @@ class _Cutter:
                 self.cuts[f"{name}.{which}"] = cut
         heads = getattr(style, "heads", None)
         part.heads = heads if isinstance(heads, tuple) else (heads,) if heads else ()
+        part.training = module.training
         setattr(parent, own, part)
         own_way = isinstance(style, Column) and not style.entered
         if own_way and hasattr(parent, "project"):

@@ -9,6 +9,8 @@ graph that autograd keeps of the forward pass shows it:
     whole                 own                               whole
 """
 
+import inspect
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -164,6 +166,12 @@ def _refuse_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) ->
 register_optimizer_step_pre_hook(_refuse_step)
 
 
+def makes_logits(module: nn.Module, cuts: Collection[str]) -> bool:
+    """Whether the output layer that a model of transformers names is among what is cut."""
+    head = getattr(module, "get_output_embeddings", lambda: None)()
+    return any(m is head and f"{name}.weight" in cuts for name, m in module.named_modules())
+
+
 def refuse_whole_logits(module: nn.Module) -> None:
     """From now on the module, with a part of the logits, may not do what needs all."""
     if hasattr(module, "generate"):
@@ -179,7 +187,8 @@ def _no_generate(*_, **__) -> None:
 
 
 def _refuse_labels(module: nn.Module, inputs: tuple, named: dict[str, Any]) -> None:
-    if named.get("labels") is not None:
+    given = inspect.signature(module.forward).bind_partial(*inputs, **named).arguments
+    if {**given, **given.get("kwargs", {})}.get("labels") is not None:
         raise ValueError(
             "labels= while the vocabulary is cut: the model's own loss would be of this "
             "rank's logits; give what it returns without them, and the next tokens, to the "
@@ -189,6 +198,7 @@ def _refuse_labels(module: nn.Module, inputs: tuple, named: dict[str, Any]) -> N
 
 # Against the whole model
 
+OF_SHAPES = (RuntimeError, IndexError, AssertionError)  # what code raises for wrong ones
 _COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_key_value_heads")
 Example = Mapping[str, Any] | Sequence[Any] | Tensor | bool
 
@@ -228,10 +238,12 @@ class Whole:
         counts = list(_counts(cut.module))
         for module, name, heads in counts:
             setattr(module, name, max(1, heads // size(self.group)))
-        if counts and not self._differs(cut):
+        if counts and not (said := self._differs(cut)):
             return
         for module, name, heads in counts:
             setattr(module, name, heads)
+            tried = f"; to divide {type(module).__name__}.{name}={heads} by t did not help"
+            said += "" if tried in said else tried
         raise ValueError(said)
 
     def _call(self, model: nn.Module, own: Callable[[Any], Any] = lambda x: x) -> Any:
@@ -254,11 +266,11 @@ class Whole:
             return [torch.zeros_like(y) if d is None else d for d, y in parts]
 
         try:
-            run = partial(self._call, cut, own)
+            run = partial(self._call, cut.module, own)
             after = _seen(cut.module, run, directions, cut.finish)
             said = _compared(cut, self._before, after)
-        except (ArithmeticError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            said = f"the model fails once it is cut: {error}; {_hint(cut.module)}"
+        except Exception as error:  # whatever code of others raises
+            said = failed(cut, error) or str(error)
         cut.watch()
         everyone = [""] * size(group)
         dist.all_gather_object(everyone, said, group)
@@ -402,6 +414,32 @@ def _counts(module: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
                 yield parent, name, vars(parent)[name]
 
 
+def failed(cut: Any, error: Exception) -> str:
+    """Which module of a TensorParallel model raised it, and what to do.
+
+    Empty for what isn't the module's code: messages, and what this library refuses.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    place = frames[-1].f_globals["__name__"]
+    refused = isinstance(error, ValueError) and place.startswith("manyranks.")
+    if refused or place.startswith("torch.distributed"):
+        return ""
+    names = {module: name for name, module in cut.module.named_modules()}
+    found = [frame.f_locals.get("self") for frame in frames]
+    where = [
+        module for module in found if isinstance(module, nn.Module) and module in names
+    ]
+    inside = where[-1] if where else cut.module
+    name = names[inside] or "the model"
+    hint = _hint(cut.module.get_submodule(names[inside].rpartition(".")[0]))
+    if cut.how.sequence_parallel:
+        hint = (
+            "with sequence_parallel=True a rank has S/t tokens between the parts; gather "
+            "all for what mixes them, or leave the option out"
+        )
+    return f"{name} ({type(inside).__name__}) fails once the model is cut: {error}; {hint}"
+
+
 def _hint(module: nn.Module) -> str:
     """What in this module may count the whole, and what to do."""
     found = []
@@ -412,14 +450,18 @@ def _hint(module: nn.Module) -> str:
     for parent in module.modules():
         rows = [c for c in parent.children() if isinstance(c, layers.RowParallelLinear)]
         for column in _columns(parent):
+            parts = len(column.cut.spans[column.cut.place])
             several = {len(column.weight) / row.weight.shape[1] for row in rows}
             found += [
                 f"a layer makes {many:.0f} times what the next one takes: if these are "
                 f"parts end to end, give it Column(parts={many:.0f})"
                 for many in several
-                if many > 1 and many == int(many)
+                if many > parts and many == int(many)
             ]
-    general = "what counts heads or features must count this rank's"
+    general = (
+        "what counts heads or features must count this rank's, or the layers around it "
+        "stay out of the table"
+    )
     return "; ".join(dict.fromkeys(found)) or general
 
 

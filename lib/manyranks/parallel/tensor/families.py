@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from manyranks.parallel.parts import saves
 from manyranks.parallel.tensor import checks
 from manyranks.parallel.tensor.apply import TensorParallel, group_of, parallelize
 from manyranks.parallel.tensor.cuts import Column, Group, Row, Style, Vocabulary, size
@@ -125,7 +126,12 @@ def styles_of(model: nn.Module, entered: bool = False) -> dict[str, Style]:
     entered: as in in_layers.
     """
     config, names = model.config, {module: name for name, module in model.named_modules()}
-    layers = next(where for where in LAYERS if any(map(_in(where), names.values())))
+    layers = next((at for at in LAYERS if any(map(_in(at), names.values()))), None)
+    if layers is None:
+        raise ValueError(
+            f"{type(model).__name__} has no {' or '.join(LAYERS)}: give the model itself, "
+            "without what is around it, or write a table for parallelize"
+        )
     found = {_in(layers)(name) for name in names.values()}
     has = [what for what, name in LAYERS[layers].items() if name in found]
     key = getattr(config, "num_key_value_heads", config.num_attention_heads)
@@ -148,7 +154,8 @@ def _in(layers: str) -> Callable[[str], str]:
 def with_linear(model: nn.Module) -> nn.Module:
     """Puts nn.Linear layers that compute the same in place of Conv1D; returns the model.
 
-    Its weight is transposed. Make the optimizer afterwards.
+    Its weight is transposed, and in what save_pretrained writes it's as it was. Make the
+    optimizer afterwards.
     """
     named = [(n, m) for n, m in model.named_modules() if type(m).__name__ == "Conv1D"]
     for name, layer in named:
@@ -156,10 +163,21 @@ def with_linear(model: nn.Module) -> nn.Module:
         made = nn.Linear(*layer.weight.shape, device="meta")
         for which, tensor in (("weight", layer.weight.T), ("bias", layer.bias)):
             copied = tensor.detach().clone(memory_format=torch.contiguous_format)
-            setattr(made, which, nn.Parameter(copied, layer.weight.requires_grad))
-            checks.refuse_steps(getattr(layer, which), f"{name}.{which}")
+            theirs = getattr(layer, which)
+            setattr(made, which, nn.Parameter(copied, theirs.requires_grad))
+            checks.refuse_steps(theirs, f"{name}.{which}")
+        made.training = layer.training
         setattr(model.get_submodule(above), own, made)
+    if named:
+        saves(model, partial(_as_conv1d, {f"{name}.weight" for name, _ in named}))
     return model
+
+
+def _as_conv1d(
+    weights: set[str], model: nn.Module, state: dict[str, Tensor] | None
+) -> dict[str, Tensor]:
+    state = (model.state_dict() if state is None else state).items()
+    return {name: x.T.contiguous() if name in weights else x for name, x in state}
 
 
 def _check(model: nn.Module) -> None:
