@@ -125,8 +125,8 @@ def losses() -> list[float]:
     return found
 
 
-def test_the_ranks_shares_add_up_to_the_mean_over_all_tokens_that_count(shared_worlds):
-    m = shared_worlds.measure(losses)
+def test_the_ranks_shares_add_up_to_the_mean_over_all_tokens_that_count(four):
+    m = four.measure(losses)
     assert largest(map(largest, m.results)) < 1e-6
     assert largest(found[0] for found in m.results) < 1e-14
     assert (m.calls[0][0].op, m.calls[0][0].bytes) == ("all_reduce", 8)
