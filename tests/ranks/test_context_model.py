@@ -29,16 +29,12 @@ from tests.unit.attention_reference import largest
 
 AXES = ("ring", "ulysses")
 SEQ, CORES = 24, "layers.*.attention.core"
-KINDS = {
-    "gpt2": {"style": "gpt2"},
-    "llama": {"kv_heads": 4, "tied": False},
-    "frozen": {"style": "gpt2", "tied": False},
-}
+KINDS = {"gpt2": {"style": "gpt2"}, "llama": {"kv_heads": 4, "tied": False}, "frozen": {"style": "gpt2", "tied": False}}
 FROZEN = ("embedding.", "layers.0.attention.query", "layers.0.attention.value", "head.norm")
 
 
-def gpt(kind: str, layers: int = 2) -> GPT:
-    model = lively(GPT(GPTConfig(layers=layers, hidden=24, heads=12, ffn=24, vocab=13, seq=SEQ, **KINDS[kind])))
+def gpt(kind: str) -> GPT:
+    model = lively(GPT(GPTConfig(layers=2, hidden=24, heads=12, ffn=24, vocab=13, seq=SEQ, **KINDS[kind])))
     for name, p in model.named_parameters():
         p.requires_grad_(not (kind == "frozen" and name.startswith(FROZEN)))
     return model
@@ -52,21 +48,6 @@ def batch(number: int) -> tuple[Tensor, Tensor, Tensor]:
     targets_BT[:, : SEQ // 2 - number % 3] = -100
     documents_BT = torch.arange(SEQ).expand(2, -1) // torch.tensor([[5 + number], [11]])
     return tokens_BT[:, :-1], targets_BT, documents_BT
-
-
-def alone(model: GPT, number: int, documents: bool, window: int | None = None) -> Tensor:
-    inputs, targets, rows = batch(number)
-    if documents:
-        for layer in model.layers:
-            layer.attention.core = nn.Module()
-            layer.attention.core.forward = partial(blockwise_attention, documents_BT=rows, window=window)
-    return nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-
-
-def ours(model: ContextParallel, number: int, documents: bool) -> Tensor:
-    inputs, targets, rows = batch(number)
-    logits_BSV = model(model.shard(inputs), rows if documents else None)
-    return model.loss(logits_BSV, model.shard(targets))
 
 
 WAYS = [  # model, whether with documents, whether layers keep only their input, and how
@@ -92,9 +73,14 @@ def micro_batches(kind: str, documents: bool, checkpointed: bool, how: dict) -> 
     model = ContextParallel(gpt(kind), CORES, **how)
     assert not checkpointed or len(checkpoint_modules(model, lambda module: isinstance(module, Layer))) == 2
     for number, where in enumerate((model.no_sync(), nullcontext())):
-        (alone(one, number, documents, how.get("window")) / 2).backward()
+        inputs, targets, rows = batch(number)
+        for layer in one.layers if documents else ():
+            layer.attention.core = nn.Module()
+            layer.attention.core.forward = partial(blockwise_attention, documents_BT=rows, window=how.get("window"))
+        (nn.functional.cross_entropy(one(inputs).flatten(0, 1), targets.flatten()) / 2).backward()
         with where:
-            (ours(model, number, documents) / 2).backward()
+            logits_BSV = model(model.shard(inputs), rows if documents else None)
+            (model.loss(logits_BSV, model.shard(targets)) / 2).backward()
             model.finish()
     theirs = dict(one.named_parameters())
     assert [p.grad is None for p in theirs.values()] == [p.grad is None for p in model.module.parameters()]

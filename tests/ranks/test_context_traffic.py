@@ -108,8 +108,9 @@ def test_the_next_block_is_requested_before_the_current_one_is_computed(shared_w
 
 
 def check_flops(m, scores: list[int], heads: int = HEADS) -> None:
-    """Forward makes 2 products of a score, backward 5."""
-    assert [2 * flops for flops in m.flops.values()] == [7 * context.flops(each, BATCH, heads, SIZE) for each in scores]
+    """Of forward and backward."""
+    there, back = ([context.flops(each, BATCH, heads, SIZE, backward) for each in scores] for backward in (False, True))
+    assert [*m.flops.values()] == [sum(both) for both in zip(there, back, strict=True)]
 
 
 @pytest.mark.parametrize("tile", [5, 512])
