@@ -142,12 +142,15 @@ def test_balance_shows_each_rank_and_says_how_far_the_slowest_is_from_the_mean()
 # What the explorer shows of a setting
 
 
+BESIDE = {"model": "llama3-405b", "tp": 8}
+
+
 @pytest.mark.parametrize(
-    ("change", "heads", "stride"), [({}, (32, 8), 1), ({"model": "llama3-405b", "tp": 8}, (16, 1), 8)], ids=["ring", "with tp"]
+    ("n", "change", "heads", "stride"), [(16, {}, (32, 8), 1), (8, BESIDE, (16, 1), 8)], ids=["ring", "tp"]
 )
-def test_a_ring_s_seconds_and_bytes_are_the_theory_s(change, heads, stride):
+def test_a_ring_s_seconds_and_bytes_are_the_theory_s(n, change, heads, stride):
     """Tensor-parallel ranks take heads, and lie between."""
-    one, sizes = now(layout="zigzag", cp=16, **change), (1, 2**17, *heads, 128, 16)
+    one, sizes = now(layout="zigzag", cp=n, **change), (1, 2**17, *heads, 128, n)
     how = {"tile": TILE, "stride": stride}
     found = [theory.hops(*sizes, clusters["h100-dgx"], backward=backward, **how) for backward in (False, True)]
     assert [each.seconds for each in one.times()] == pytest.approx([each.seconds for each in found])
