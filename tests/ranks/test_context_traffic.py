@@ -13,7 +13,7 @@ from manyranks.parallel.context import ATTENTION
 from manyranks.theory import context
 from manyranks.theory.tensor import Calls
 from tests.conftest import matrix
-from tests.ranks.test_tensor_overlapped import hidden, open_messages
+from tests.ranks.test_tensor_traffic import hidden, open_messages
 
 BATCH, SEQ, HEADS, SIZE = 2, 48, 12, 4
 variants = pytest.mark.parametrize("variant", context.VARIANTS)

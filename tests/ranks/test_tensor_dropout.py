@@ -1,6 +1,8 @@
 """parallel.tensor: who draws the same masks and who does not, and that recomputation brings them back."""
 
 import copy
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,14 +12,15 @@ from torch import nn
 from torch.utils import checkpoint as theirs
 
 from manyranks.parallel.checkpointing import checkpoint, checkpoint_modules, partitioned_checkpoint
-from manyranks.parallel.tensor import Column, Masks, Row, draw_own_masks, own_randomness, parallelize
+from manyranks.parallel.tensor import draw_own_masks, own_randomness, parallelize
 from manyranks.training import tensor_styles
 from manyranks.training.config import GPTConfig
-from manyranks.training.gpt import GPT, MLP, CausalAttention, Dropout, Layer
+from manyranks.training.gpt import GPT, CausalAttention, Dropout, Layer
+from tests.conftest import matrix
+from tests.ranks.test_tensor import WAYS
 
 CONFIG = GPTConfig(layers=2, hidden=24, heads=12, ffn=48, vocab=12, seq=12, style="gpt2", dropout=0.3)
-SP = {"sequence_parallel": True}
-WAYS = pytest.mark.parametrize("how", [{}, SP, SP | {"regather": False}, SP | {"overlap": True}], ids=str)
+EVERY_WAY = pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
 
 
 def cut_gpt(how: dict, config: GPTConfig = CONFIG):
@@ -54,7 +57,7 @@ def all_differ(masks: list) -> bool:
     return all(not torch.equal(a, b) for i, a in enumerate(masks) for b in masks[:i] if a.shape == b.shape)
 
 
-@WAYS
+@EVERY_WAY
 def test_masks_are_common_outside_the_parallel_part_and_own_inside_and_all_own_with_shards(shared_worlds, how):
     ranks, states = zip(*shared_worlds.run(masks, how), strict=True)
     assert len(ranks[0]) == 1 + 2 * 2
@@ -70,37 +73,18 @@ def test_masks_are_common_outside_the_parallel_part_and_own_inside_and_all_own_w
     assert same(states)
 
 
-def test_without_dropout_inside_the_masks_are_those_of_one_process(shared_worlds):
-    assert max(shared_worlds.run(against_one_process)) < 1e-12
-
-
-def against_one_process() -> float:
-    config, outputs = GPTConfig(**(vars(CONFIG) | {"dropout": 0.0})), []
-    torch.manual_seed(2)
-    alone = nn.Sequential(Dropout(0.3), MLP(config), Dropout(0.3)).double()
-    styles = {"1.up": Column(), "1.down": Row(), "0": Masks(), "2": Masks()}
-    for model in (alone, parallelize(copy.deepcopy(alone), None, styles)):
-        torch.manual_seed(3)
-        outputs.append(model(torch.randn(2, 12, 24, dtype=torch.float64)))
-    assert (outputs[0] == 0).any()
-    return (outputs[0] - outputs[1]).abs().max().item()
-
-
 def in_eval(how: dict) -> bool:
-    """No random number is drawn, twice the same comes out, and afterwards training draws again."""
-    model = cut_gpt(how).eval()
-    losses = [step(model) for _ in range(2)]
-    state = torch.get_rng_state()
+    """No random number is drawn, the loss is that without dropout, and afterwards training draws again."""
+    model, plain = cut_gpt(how).eval(), cut_gpt(how, replace(CONFIG, dropout=0.0))
+    loss, state = step(model), torch.get_rng_state()
     torch.manual_seed(5)
     torch.randint(CONFIG.vocab, (2, CONFIG.seq + 1))
     assert torch.equal(state, torch.get_rng_state())
-    assert losses[0] == losses[1]
-    plain = cut_gpt(how, GPTConfig(**(vars(CONFIG) | {"dropout": 0.0})))
-    assert losses[0] == step(plain)
-    return bool(step(model.train()) != losses[0])
+    assert loss == step(plain)
+    return bool(step(model.train()) != step(plain))
 
 
-@WAYS
+@EVERY_WAY
 def test_in_eval_mode_nothing_is_drawn(shared_world, how):
     assert shared_world.run(in_eval, how) == [True] * 3
 
@@ -108,23 +92,19 @@ def test_in_eval_mode_nothing_is_drawn(shared_world, how):
 # Recomputation
 
 
-def layers(model, how=checkpoint):
-    checkpoint_modules(model, lambda module: isinstance(module, Layer), how)
-
-
-def cores(model):
-    checkpoint_modules(model, lambda module: isinstance(module, CausalAttention))
+def layers(how=checkpoint):
+    return partial(checkpoint_modules, which=lambda module: isinstance(module, Layer), how=how)
 
 
 AGAIN = {
-    "every layer": layers,
-    "attention's core": cores,
-    "torch's": partial(layers, how=partial(theirs.checkpoint, use_reentrant=False)),
-    "torch's reentrant": partial(layers, how=partial(theirs.checkpoint, use_reentrant=True)),
+    "every layer": layers(),
+    "attention's core": partial(checkpoint_modules, which=lambda module: isinstance(module, CausalAttention)),
+    "torch's": layers(partial(theirs.checkpoint, use_reentrant=False)),
+    "torch's reentrant": layers(partial(theirs.checkpoint, use_reentrant=True)),
     "the whole model": lambda model: setattr(model, "forward", partial(checkpoint, model.forward)),
     "nothing": lambda model: None,
 }
-SHARED = {"shared": partial(layers, how=partial(partitioned_checkpoint, None))}  # of what all ranks have
+SHARED = {"shared": layers(partial(partitioned_checkpoint, None))}  # of what all ranks have
 
 
 def differing(how: dict) -> list[str]:
@@ -141,71 +121,51 @@ def differing(how: dict) -> list[str]:
     return [name for name, got in found.items() if not all(map(torch.equal, got, expected))]
 
 
-@pytest.mark.parametrize("shared_worlds", [2, 3], indirect=True, scope="module")
-@WAYS
-@pytest.mark.few(2)
-def test_recomputation_brings_back_all_masks_to_the_bit(shared_worlds, how):
-    assert shared_worlds.run(differing, how) == [[]] * shared_worlds.size
+@pytest.mark.parametrize("way", matrix(WAYS, ["plain", "overlap"]))
+def test_recomputation_brings_back_all_masks_to_the_bit(shared_worlds, way):
+    assert shared_worlds.run(differing, WAYS[way]) == [[]] * shared_worlds.size
 
 
 # One module
 
 
-def drawn(times: int, fails: bool = False) -> list[torch.Tensor]:
-    """Own numbers, then a common one."""
+def drawn(fails: bool = False) -> list[torch.Tensor]:
+    """Own numbers three times, then a common one."""
     torch.manual_seed(1)
     found = []
-    for _ in range(times):
-        try:
-            with own_randomness():
-                found.append(torch.rand(4))
-                if fails:
-                    raise KeyError
-        except KeyError:
-            pass
+    for _ in range(3):
+        with suppress(KeyError), own_randomness():
+            found.append(torch.rand(4))
+            if fails:
+                raise KeyError
     return [*found, torch.rand(4)]
 
 
 def test_own_numbers_differ_by_rank_and_time_and_common_ones_go_on(shared_worlds):
-    ranks = shared_worlds.run(drawn, 3)
+    ranks = shared_worlds.run(drawn)
     assert all_differ([x for found in ranks for x in found[:-1]])
     assert same([found[-1] for found in ranks])
-    for again, found in zip(shared_worlds.run(drawn, 3, fails=True), ranks, strict=True):
+    for again, found in zip(shared_worlds.run(drawn, fails=True), ranks, strict=True):
         assert all(map(torch.equal, again, found))
 
 
-def copies() -> tuple[bool, bool, bool, bool]:
-    """A copy of a module has masks of its own rank, and a mode of its own."""
-    model = nn.Sequential(nn.Dropout(0.5))
+def copies() -> tuple[bool, ...]:
+    """A copy of a module has masks of its own rank, and a mode of its own; to ask for them twice changes nothing."""
+    model, x, drawn = nn.Sequential(nn.Dropout(0.5)), torch.ones(64), []
     draw_own_masks(model[0])
     other = copy.deepcopy(model).eval()
-    x = torch.ones(64)
-    torch.manual_seed(0)
-    original = model(x)
-    torch.manual_seed(0)
-    again = other.train()(x)
-    return torch.equal(other.eval()(x), x), model[0].training, torch.equal(original, again), torch.equal(model(x), x)
-
-
-def test_a_copy_of_a_dropout_with_own_masks_stands_by_itself(shared_world):
-    assert shared_world.run(copies) == [(True, True, True, False)] * 3
-
-
-def twice_applied() -> tuple[torch.Tensor, torch.Tensor]:
-    found = []
-    for times in (1, 2):
-        dropout = nn.Dropout(0.5)
-        for _ in range(times):
-            draw_own_masks(dropout)
+    unchanged = torch.equal(other(x), x) and model.training
+    other.train()
+    twice = nn.Sequential(nn.Dropout(0.5))
+    for _ in range(2):
+        draw_own_masks(twice[0])
+    for one in (model, other, twice):
         torch.manual_seed(0)
-        found.append(dropout(torch.ones(64)))
-    return tuple(found)
+        drawn.append(one(x))
+    return unchanged, same(drawn), 0 < (drawn[0] == 0).sum() < 64
 
 
-def test_to_ask_for_own_masks_twice_changes_nothing_and_a_group_of_one_still_drops(shared_world):
-    ranks = shared_world.run(twice_applied)
-    assert all(torch.equal(once, twice) for once, twice in ranks)
-    assert all_differ([once for once, _ in ranks])
-    draw_own_masks(dropout := nn.Dropout(0.5))
+def test_a_dropout_with_own_masks_is_copied(shared_world):
+    assert shared_world.run(copies) == [(True, True, True)] * 3
     assert not dist.is_initialized()
-    assert 0 < (dropout(torch.ones(64)) == 0).sum() < 64
+    assert copies() == (True, True, True)

@@ -100,8 +100,7 @@ def test_tensor_parallelism_alone_sends_what_theory_tensor_counts():
             options = {"sequence_parallel": sequence_parallel, "itemsize": 4}
             for rank in range(t):
                 one = tensor.model(shape, 32, t, regather=regather, **options, rank=rank).both
-                copies = rank % (t // shape.kv_heads) if t > shape.kv_heads else 0
-                ends = tensor.finish(shape, t, **options, copies_rank=copies, rank=rank)
+                ends = tensor.finish(shape, t, **options, rank=rank)
                 assert nd.calls(shape, plan, {"tp": rank})["tp"] == 3 * one + ends
 
 

@@ -40,13 +40,12 @@ def test_what_is_held_is_what_counting_the_last_rank_s_elements_gives(each, grou
         while len(row) % k:
             row.append(None)
         mine = row[len(row) - len(row) // k :]
-        real = [element for element in mine if element is not None]
-        own = real if stage == 3 else mine
+        own = [element for element in mine if element is not None]
         parts = {
             "parameters": (parameter, own if stage == 3 else row),
             "gradients": (gradient, mine if stage >= 2 else row[:elements]),
             "masters": (master, own),
-            "states": (sum(states), real),
+            "states": (sum(states), own),
         }
         for name, (size, kept) in parts.items():
             expected[name] += size * len(kept)

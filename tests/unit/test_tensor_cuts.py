@@ -1,6 +1,5 @@
 """parallel.tensor.cuts: every element of a parameter is on a rank, and comes back from there."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,32 +90,3 @@ def test_a_shard_has_the_dtype_of_the_whole_and_follows_no_graph_of_it():
     assert not shard.requires_grad
     shard.zero_()
     assert whole.all()
-
-
-@pytest.mark.parametrize(
-    ("kind", "sizes", "message"),
-    [
-        (
-            cuts.equal,
-            (10, 4),
-            r"10 features on 4 tensor-parallel ranks.*give one of 1, 2, 5, 10 ranks, or a multiple of 4 features",
-        ),
-        (
-            cuts.by_heads,
-            (24, 6, 4),
-            r"6 heads on 4 tensor-parallel ranks: one must divide the other.*give another number of ranks",
-        ),
-        (cuts.by_heads, (24, 3, 2), r"3 heads on 2 tensor-parallel ranks"),
-        (cuts.by_heads, (25, 6, 2), r"25 features do not make 6 heads of one size: correct heads="),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(kind, sizes, message):
-    with pytest.raises(ValueError, match=message):
-        kind(*sizes, 0)
-
-
-def test_the_input_of_a_row_parallel_layer_is_not_copied():
-    with pytest.raises(
-        ValueError, match=r"2 heads on 4 .* would add up copies; give at most 2 ranks, or a multiple of 4 heads"
-    ):
-        cuts.by_heads(8, 2, 4, 0, dim=1)

@@ -124,22 +124,15 @@ def test_without_regathering_4sbh_more_are_kept_all_but_the_own_part(t, b, recom
     assert more == 4 * 2048 * b * PAPER.hidden * (t - 1) // t
 
 
-def test_without_regathering_the_head_keeps_its_whole_input_too():
+def test_without_regathering_whole_inputs_stay():
+    """Of the head, too; of a layer, though selective recomputation makes an RMSNorm again; of tensor parallelism alone none."""
     plan = Plan(tp=4, **NO_FLASH)
     kept, again = (memory.activations(PAPER, each) for each in (replace(plan, regather=False), plan))
     assert kept - again == (PAPER.layers * 4 + 2) * 2048 * PAPER.hidden * 3 // 4
-
-
-def test_without_sequence_parallelism_there_is_nothing_to_gather_again():
-    plan = Plan(tp=4, sequence_parallel=False, **NO_FLASH)
-    assert tensor.saved(PAPER, plan) == tensor.saved(PAPER, replace(plan, regather=False))
-
-
-def test_what_is_gathered_and_kept_is_not_computed_again():
-    """Selective recomputation computes an RMSNorm again, but keeps what was gathered of it."""
-    plan = Plan(tp=4, seq=1024, regather=False)
-    kept, again = (tensor.saved(GROUPED, each).outside for each in (plan, replace(plan, regather=True)))
+    kept, again = (tensor.saved(GROUPED, Plan(tp=4, seq=1024, regather=regather)).outside for regather in (False, True))
     assert kept - again == 2 * 2 * 1024 * GROUPED.hidden
+    plain = replace(plan, sequence_parallel=False)
+    assert tensor.saved(PAPER, plain) == tensor.saved(PAPER, replace(plain, regather=False))
 
 
 def test_full_recomputation_keeps_the_layer_s_input():

@@ -184,7 +184,7 @@ class FullyShardedDataParallel(Sharded):
         inner = [m for m in module.modules() if isinstance(m, Sharded)]
         cut = partition.cut(module, units, group_of, inner)
         partition.equalize(module, cut.parts, self.group, replicas, group_of)
-        self.module, self._dtype = module, compute_dtype
+        self.module, self._dtype, self.training = module, compute_dtype, module.training
         self._prefetch, self._keep_last = prefetch, keep_last
         how = compute_dtype, reduce_dtype, replicas
         own = [Unit(part, group_of(part.first), *how) for part in cut.parts]
@@ -245,7 +245,9 @@ class FullyShardedDataParallel(Sharded):
         self._running.append((module, have.union(self._needs[module])))
         if have.issuperset(self._needs[module]):
             return  # a module around this one has them here
-        if not in_backward():  # else a checkpoint computes it again
+        if in_backward() and all(unit.shown for unit in self._needs[module]):
+            return  # a checkpoint computes it again, and its gradient has brought them
+        if not in_backward():
             self._free_done(but=self._needs[module])
             self._frees.watch(module, (args, kwargs))
         for unit in self._needs[module]:

@@ -22,6 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from manyranks.parallel.shard import local
+
 _FORGET = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none, and forgets by itself
 
 
@@ -71,7 +73,7 @@ class OffloadedOptimizer:
             self.optimizers.append(self._class([group], **self._kwargs))
             self._files.append([])
             if self._masters:
-                self._files[-1].append(to_file(p.detach(), self._folder))
+                self._files[-1].append(to_file(local(p).detach(), self._folder))
                 p.data = self._files[-1][-1].tensor
 
     @property
@@ -98,8 +100,8 @@ class OffloadedOptimizer:
         """What a parameter's state has in memory goes into files: all of it, at first."""
         there = {id(tensor) for _, tensor in files}
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.dim() and id(value) not in there:
-                files.append(to_file(value, self._folder))
+            if isinstance(value, Tensor) and local(value).dim() and id(value) not in there:
+                files.append(to_file(local(value), self._folder))
                 state[name] = files[-1].tensor
 
     def zero_grad(self) -> None:

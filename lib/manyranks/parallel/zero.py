@@ -48,9 +48,8 @@ class ShardedRow:
     named: parameters of one dtype by name; they become views of row_E
     group: the ranks that share, None for all
 
-    shard_S is this rank's part of the row, in 32 bits where the parameters have 16, and
-    `shards` are its parts of the parameters, for an optimizer; grad_S is its part of the
-    mean of all ranks' gradients.
+    shards are this rank's parts of the parameters, for an optimizer: views of the row, or
+    masters in 32 bits where that has 16; grad_S is its part of the mean of all gradients.
     """
 
     def __init__(self, named: Named, group: Group = None):
@@ -62,9 +61,8 @@ class ShardedRow:
         ):
             parameter.data = part
         self._own_S = self.row.own(self.row_E)
-        # In full precision it's a view of the row, else a master of its own.
-        self.shard_S = self._own_S.to(wide(self.row_E.dtype))
-        self.shards = [ShardParameter(part) for part in self.row.split(self.shard_S)]
+        own = [part.to(wide(part.dtype)) for part in self.row.split(self._own_S)]
+        self.shards = [ShardParameter(part) for part in own]
         each = zip(self.shards, named.items(), self.row.firsts, strict=True)
         for shard, (name, parameter), first in each:
             shard.origin = Origin(name, parameter.shape, first, group)
@@ -75,8 +73,8 @@ class ShardedRow:
 
     @property
     def has_masters(self) -> bool:
-        """Whether shard_S is another copy than the row, in more bits."""
-        return self.shard_S.dtype != self.row_E.dtype
+        """Whether shards are other copies than the row, in more bits."""
+        return self.shards[0].dtype != self.row_E.dtype
 
     def check(self) -> None:
         """Raises ValueError for a parameter that was changed from outside."""
@@ -109,7 +107,7 @@ class ShardedRow:
     def hand_over(self) -> None:
         """Gives the optimizer's shards their gradients, in their own dtype."""
         if self.grad_S is not None:
-            mean_S = self.grad_S.to(self.shard_S.dtype)
+            mean_S = self.grad_S.to(self.shards[0].dtype)
             partition.accumulate(self.shards, self.row.gradients(mean_S, self._absent))
 
     def drop_gradients(self) -> None:
@@ -122,7 +120,7 @@ class ShardedRow:
     def spread(self) -> dist.Work:
         """Starts to bring all shards into the row: the optimizer's step is the model's."""
         if self.has_masters:
-            self._own_S.copy_(self.shard_S)
+            self.row.join(self.shards, self._own_S)
         # So that a backward that needs what they were before can tell.
         torch.autograd.graph.increment_version(self.parameters)
         self._versions = [p._version for p in self.parameters]
@@ -295,7 +293,7 @@ class ZeroOptimizer:
         return Held(
             parameters=(*(row.row_E for row in self.rows), *(p for _, p in self.frozen)),
             gradients=tuple(g for g in (*whole, *shards) if g is not None),
-            masters=tuple(row.shard_S for row in self.rows if row.has_masters),
+            masters=tuple(s for row in self.rows for s in row.shards if row.has_masters),
             **states_of(self.optimizer),
         )
 

@@ -84,8 +84,8 @@ def held(
 ) -> Holding:
     """Counts what a rank holds after backward, before its optimizer steps.
 
-    In stages 1 and 2 all but the states is padded, in stage 3 only gradients are. rank: which of the shards this rank has,
-    0 for the largest; tensors: how many the optimizer steps, None for one per row.
+    In stages 1 and 2 parameters and gradients are padded, in stage 3 only gradients are. rank: which of the shards it has, 0
+    for the largest; tensors: how many the optimizer steps, None for one per row.
 
     rows: elements of each; parameter, gradient, master: bytes of one element, 0 where there is none (no masters of parameters
     in 32 bits; no other parameters beside the masters where units are made of these); states: of each of the optimizer's;
@@ -107,10 +107,10 @@ def held(
     return Holding(
         parameters=parameter * row,
         gradients=gradient * (part if stage == 2 else whole),
-        masters=master * part,
+        masters=master * own,
         states=sum(states) * own,
         counters=counter * count,
-        padding=parameter * (row - whole) + (gradient * (stage == 2) + master) * empty,
+        padding=parameter * (row - whole) + gradient * (stage == 2) * empty,
     )
 
 

@@ -225,22 +225,22 @@ def partial_gradients(shape: ModelShape, t: int, sequence_parallel: bool = False
     return Partial(whole if sequence_parallel and t > 1 else 0, shape.layers * each.copied)
 
 
-def finish(
-    shape: ModelShape, t: int, sequence_parallel: bool = False, itemsize: int = 2, copies_rank: int = 0, rank: int = 0
-) -> Calls:
+def finish(shape: ModelShape, t: int, sequence_parallel: bool = False, itemsize: int = 2, rank: int = 0) -> Calls:
     """Counts what sums the partial gradients, once per step: an all-reduce per group.
 
     itemsize: bytes of a gradient's element
-    copies_rank: this rank's place among those with the same key/value head
 
-    Raises ValueError as parameters does.
+    Raises ValueError as parameters does, and for a rank that isn't in the group.
     """
     sequence, copies = partial_gradients(shape, t, sequence_parallel)
+    if rank not in range(t):
+        raise ValueError(f"rank={rank!r} of {t} ranks: give 0 to {t - 1}")
     if shape.kv_heads == 1:  # all ranks have a copy: one group, and one message
         sequence, copies = sequence + copies, 0
     first = [Call("tp", "all_reduce", sequence, itemsize)] if sequence else []
     second = [Call("tp", "all_reduce", copies, itemsize)] if copies else []
-    return (counted(first, t, rank) + counted(second, t // shape.kv_heads, copies_rank)).both
+    share = max(1, t // shape.kv_heads)  # neighbours with the same key/value head
+    return (counted(first, t, rank) + counted(second, share, rank % share)).both
 
 
 def _fits(shape: ModelShape, t: int) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from manyranks.parallel.collectives.messages import members, wait
 from manyranks.parallel.pipeline.schedules import Schedule
+from manyranks.parallel.shard import local
 
 Cut = tuple[float, tuple[int, ...]]  # the sum of the stages' squares, and their sizes
 
@@ -219,7 +220,7 @@ class Tied:
             for parameter in parameters:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            grads = [parameter.grad for parameter in parameters]
+            grads = [local(parameter.grad) for parameter in parameters]
             parts = self._swapped(torch.cat([grad.flatten() for grad in grads]), ranks)
             sums = sum(parts[1:], start=parts[0]).split([grad.numel() for grad in grads])
             for grad, total in zip(grads, sums, strict=True):

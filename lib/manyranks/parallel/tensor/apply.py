@@ -129,12 +129,18 @@ class TensorParallel(Accumulating):
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         """The module's. Raises ValueError where the first pass fails, as by its shapes."""
-        if self._runs:
+        if self._runs and not self._looks:
             return self.module(*inputs, **named)
+        if torch.compiler.is_compiling():  # see checks.eager
+            return torch.compiler.disable(self._first)(*inputs, **named)
+        return self._first(*inputs, **named)
+
+    def _first(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         try:
-            result = self.module(*inputs, **named)
+            with checks.eager(self.module):
+                result = self.module(*inputs, **named)
         except Exception as error:
-            shapes = type(error) in checks.OF_SHAPES
+            shapes = not self._runs and type(error) in checks.OF_SHAPES
             if shapes and (said := checks.failed(self, error)):
                 raise ValueError(said) from error
             raise
@@ -177,6 +183,7 @@ class TensorParallel(Accumulating):
         """
         if self._accumulates or size(self.group) == 1:
             return
+        self._check_names()
         apart: dict[Group, list[nn.Parameter]] = {}
         for name, parameter in self.module.named_parameters():
             if name in (self._frozen or ()) and parameter.grad is not None:
@@ -200,11 +207,21 @@ class TensorParallel(Accumulating):
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state_dict, on every rank; all ranks call it."""
+        self._check_names()
         return state.full_state_dict(self.module, self.cuts, self.group)
 
     def load_full_state_dict(self, whole: dict[str, Tensor]) -> None:
         """Takes this rank's parts of a whole model's, cut into however many, or not."""
+        self._check_names()
         state.load_full_state_dict(self.module, whole, self.cuts)
+
+    def _check_names(self) -> None:
+        named = dict(self.module.named_parameters(remove_duplicate=False))
+        if gone := [name for name in self.cuts if name not in named]:
+            raise ValueError(
+                f"{gone[0]} was cut, and has another name now, as after torch.compile(part)"
+                ": call part.compile(), which keeps names"
+            )
 
     def summed_over(self, name: str) -> list[Group]:
         """The ranks whose gradients of a parameter are parts of one: a group, or none."""

@@ -12,7 +12,7 @@ graph that autograd keeps of the forward pass shows it:
 import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -113,6 +113,15 @@ def in_part(
             use = {False} if _edge(node) else {True} if own[node] else uses[node]
             uses.setdefault(other, set()).update(use)
     return with_own, with_whole
+
+
+def eager(module: nn.Module) -> AbstractContextManager:
+    """Inside, what of a model is compiled isn't: compiled code's graph shows nothing."""
+    compiled = any(
+        getattr(part, "_compiled_call_impl", None) or hasattr(part, "_orig_mod")
+        for part in module.modules()
+    )
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def _edge(node: Node) -> bool | None:
@@ -298,7 +307,7 @@ def _seen(
         for y in _numbers(result)[:1]:
             outputs.setdefault(name, y.detach().clone())
 
-    with _as_it_was(model), ExitStack() as hooks:
+    with _as_it_was(model), eager(model), ExitStack() as hooks:
         for name, module in model.named_modules():
             hooks.callback(module.register_forward_hook(partial(note, name)).remove)
         results = _numbers(call())

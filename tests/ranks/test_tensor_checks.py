@@ -1,7 +1,8 @@
-"""parallel.tensor: whole parameters on features of one rank get the sum of the ranks' gradients, wherever they are."""
+"""parallel.tensor.checks: gradients of whole parameters on features of one rank are summed; a comparison changes nothing."""
 
 import copy
-import re
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -13,8 +14,7 @@ from torch.utils import checkpoint as torchs
 
 from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.tensor import Column, Row, parallelize
-from tests.ranks import refused
-from tests.ranks.test_tensor import DEGREES, gaps, lively, off, random
+from tests.ranks.test_tensor import DEGREES, Counts, gaps, heads, lively, off, random
 
 D = 4  # features of a head
 
@@ -69,19 +69,20 @@ CHECKPOINTS = {
     "norms": lambda kind: checkpoint_modules(kind, lambda module: isinstance(module, HeadNorm | nn.RMSNorm)),
     "PyTorch's": partial(of_torch, reentrant=False),
     "PyTorch's reentrant": partial(of_torch, reentrant=True),
+    "nothing learns before it": lambda kind: None,
 }
+INSIDE = sorted(f"{k}.{one}" for k in range(2) for one in ("temperature", "q_norm.weight", "k_norm.weight"))
 
 
-def trained(name: str, kv_heads: int, begins: bool = True) -> tuple[float, list[str]]:
-    """The largest gap to one process in three steps, and which gradients were summed. begins: the input and a norm learn."""
-    t = dist.get_world_size()
+def trained(name: str, kv_heads: int) -> tuple[float, list[str]]:
+    """The largest gap to one process in three steps, and which gradients were summed. Models are copied before the first."""
+    t, begins, found = dist.get_world_size(), name != "nothing learns before it", 0.0
     alone, ours = model(t, kv_heads), model(t, kv_heads)
     for one in (alone, ours):
         one[0].norm.requires_grad_(begins)
     ours = parallelize(ours, None, styles(t, kv_heads))
     CHECKPOINTS[name](ours.module)
     ours = copy.deepcopy(ours)
-    found = 0.0
     both = [(one, torch.optim.AdamW(one.parameters(), 0.1)) for one in (alone, ours)]
     for step in range(3):
         x = random(2, 5, 2 * t * D, seed=step).requires_grad_(begins)
@@ -93,7 +94,7 @@ def trained(name: str, kv_heads: int, begins: bool = True) -> tuple[float, list[
         for _, optimizer in both:
             optimizer.step()
             optimizer.zero_grad()
-    return found, [one for one, _ in ours.module.named_parameters() if one not in ours.cuts and ours.summed_over(one)]
+    return found, sorted(one for one, _ in ours.module.named_parameters() if one not in ours.cuts and ours.summed_over(one))
 
 
 @DEGREES
@@ -103,48 +104,44 @@ def test_norms_of_single_heads_learn_as_in_one_process(shared_worlds, name):
     for kv_heads in dict.fromkeys((2 * t, t, 1)):
         for gap, summed in shared_worlds.run(trained, name, kv_heads):
             assert gap < 1e-11
-            inside = [f"{k}.{one}" for k in range(2) for one in ("temperature", "q_norm.weight", "k_norm.weight")]
-            assert sorted(summed) == (sorted(inside) if t > 1 else [])
+            assert summed == (INSIDE if t > 1 else [])
 
 
-@DEGREES
-def test_they_do_where_nothing_learns_before_the_first_column_parallel_layer(shared_worlds):
-    for gap, summed in shared_worlds.run(trained, "none", 1, begins=False):
-        assert gap < 1e-11
-        assert len(summed) == (6 if shared_worlds.size > 1 else 0)
+# A comparison with the whole model
 
 
-class Twice(nn.Module):
-    """The same norm before the column-parallel layer and behind it."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down, self.norm = nn.Linear(12, 36), nn.Linear(36, 12), nn.RMSNorm(12)
-
-    def forward(self, x):
-        return self.down(self.norm(self.up(self.norm(x)).unflatten(-1, (-1, 12))).flatten(-2))
-
-
-def twice():
-    return parallelize(Twice(), None, {"up": Column(), "down": Row()})(torch.ones(2, 3, 12))
-
-
-def thawed():
+def as_it_was() -> list[bool]:
+    """What a comparison leaves: mode, buffers, gradients, the common random numbers, and what the first pass is to show."""
     t = dist.get_world_size()
-    ours = parallelize(model(t, t), None, styles(t, t))
-    norm = ours.module[1].q_norm
-    for learns in (False, True):
-        norm.requires_grad_(learns)
-        ours(random(2, 5, 2 * t * D)).sum().backward()
-        ours.finish()
+    model = lively(Counts(t))
+    model.out.bias.grad = grad = torch.ones_like(model.out.bias)
+    model.drop.eval()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    tp = parallelize(model, None, heads(t), example={"x_BSH": random(2, 5, model.q.in_features)})
+    unchanged = [model.training, not model.drop.training, model.passes.item() == 0, model.num_heads == 2]
+    unchanged += [model.out.bias.grad is grad, bool((grad == 1).all()), torch.equal(torch.get_rng_state(), state)]
+    unchanged += [p is model.out.bias or p.grad is None for p in tp.parameters()]
+    return [*unchanged, all(tp._looks), tp._frozen is None]
 
 
-REFUSED = {
-    "both": (twice, r"norm.weight works on features of one rank and on whole ones: .* or cut it by Column\(\)"),
-    "thawed": (thawed, r"1\.q_norm\.weight was frozen in the first forward pass.*: thaw it before, or parallelize"),
-}
+def test_a_comparison_leaves_nothing_changed(shared_worlds):
+    assert all(map(all, shared_worlds.run(as_it_was)))
 
 
-def test_what_the_first_pass_cannot_tell_is_refused(shared_world):
-    for said in shared_world.run(refused.said, REFUSED):
-        assert {name: said[name] for name, (_, message) in REFUSED.items() if not re.search(message, said[name])} == {}
+def others() -> list[bool]:
+    """A model beside, one that was dropped, an example that is not wanted."""
+    t, model, x = dist.get_world_size(), nn.Linear(12, 24), torch.ones(2, 3, 12)
+    whole = weakref.ref(model.weight)
+    kept = copy.deepcopy(model)
+    cut = parallelize(nn.Sequential(model), None, {"0": Column()})
+    (kept(x).sum() + cut(x).sum()).backward()
+    torch.optim.SGD([*kept.parameters(), *cut.parameters()], 0.1).step()
+    del model
+    gc.collect()
+    counts = parallelize(Counts(t), None, heads(t), example=False)
+    return [whole() is None, counts.module.num_heads == 2 * t]
+
+
+def test_what_is_right_is_not_refused_and_a_dropped_weight_is_gone(shared_worlds):
+    assert all(map(all, shared_worlds.run(others)))
