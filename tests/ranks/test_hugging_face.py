@@ -101,7 +101,7 @@ WRITTEN |= {
     "tensor, GPT-2": (gpt2, tensor),
     "experts": (MIXTRAL, experts),
 }
-IN_PARTS = ("tensor", "tensor, tied", "tensor, GPT-2", "experts")
+IN_PARTS = ("ZeRO-3", "FSDP", "tensor", "tensor, tied", "tensor, GPT-2", "experts")
 
 
 def written(case: str, folder: str) -> tuple[float, str]:

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import partition, sharding
 from manyranks.parallel.partition import in_backward, learning
+from manyranks.parallel.parts import only_whole, saves
 from manyranks.parallel.same_order import Order
 from manyranks.parallel.shard import Origin, as_parts
 from manyranks.parallel.sharded import Sharded
@@ -201,6 +202,7 @@ class FullyShardedDataParallel(Sharded):
         self.units = list(dict.fromkeys(u for of in self._needs.values() for u in of))
         self._leads, self._reduces = lambda: self, True
         self._order = Order(module, self.group)
+        saves(module, only_whole)
         self._running: list[tuple[nn.Module, frozenset[Unit]]] = []  # and what they have
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
         self._leaving: Unit | None = None  # its gradients are on their way
