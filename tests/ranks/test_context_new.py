@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from manyranks.parallel.context import absorbed_attention, dynamic, latent_attention, linear_attention, shard
 from manyranks.theory import context, models
-from manyranks.theory.tensor import Calls
 from tests.conftest import matrix
-from tests.unit.attention_reference import draw, full, gap, mask_of
+from tests.ranks.test_context_traffic import check_calls
+from tests.unit.attention_reference import differences, draw, full, gap, mask_of, wrong
 
 DEGREES = pytest.mark.parametrize("shared_worlds", matrix([1, 2, 3, 4], [3]), indirect=True, scope="module")
 BATCH, HEADS, SEQ = 2, 4, 24
@@ -24,34 +24,8 @@ def leaves(*shapes: tuple) -> list[Tensor]:
     return [draw(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
 
 
-def differences(attend, one_process, whole: list[Tensor], weights: list[Tensor], cut) -> float:
-    """The largest difference of the output and of all gradients to one process: those of weights, which every rank has, are
-    summed over the ranks. cut: gives a rank's part of what tokens have."""
-    expected = one_process(*whole, *weights)
-    pull = draw(*expected.shape, seed=9)
-    right = torch.autograd.grad((expected * pull).sum(), whole + weights)
-    own = [cut(x.detach()).requires_grad_() for x in whole]
-    o = attend(*own, *weights)
-    grads = torch.autograd.grad((o * cut(pull)).sum(), own + weights)
-    totals = [grad.contiguous() for grad in grads[len(own) :]]
-    for total in totals:
-        dist.all_reduce(total)
-    theirs = [cut(x) for x in (expected, *right[: len(own)])]
-    return gap(list(zip((o, *grads[: len(own)], *totals), (*theirs, *right[len(own) :]), strict=True)))
-
-
 def cut_to(layout: str):
     return lambda x: shard(x, layout, dist.get_rank(), dist.get_world_size(), dim=x.shape.index(SEQ))
-
-
-def wrong(results: list[dict[str, float]]) -> list[tuple[str, float]]:
-    """Cases of all ranks that differ from one process."""
-    return [(case, error) for found in results for case, error in found.items() if not error < 1e-12]
-
-
-def check_calls(m, expected: Calls, op: str) -> None:
-    assert set(m.payload_bytes.values()) == {expected.bytes}
-    assert {sum(call.op == op for call in calls) for calls in m.calls.values()} == {getattr(expected, op)}
 
 
 def latents(heads: int = HEADS) -> tuple[list[Tensor], list[Tensor]]:
@@ -73,7 +47,8 @@ def of_latents() -> dict[str, float]:
     cases = [(latent_attention, "zigzag", HEADS, None), (latent_attention, "striped", 2, documents)]
     for attend, layout, heads, mask in [*cases, (absorbed_attention, "zigzag", HEADS, None)]:
         calls = partial(attend, layout=layout, documents_BT=mask, tile=5), partial(expanded, documents_BT=mask)
-        found[f"{attend.__name__}, {layout}"] = differences(*calls, *latents(heads), cut_to(layout))
+        tokens, ups = latents(heads)
+        found[f"{attend.__name__}, {layout}"] = differences(*calls, tokens, cut_to(layout), ups)
     return found
 
 
@@ -90,11 +65,9 @@ def latent_step(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_latents_travel_in_the_bytes_of_theory(shared_world, dtype):
+    """DeepSeek-V3's are a 71st of its keys and values."""
     expected = context.latent_ring(BATCH, SEQ, LATENT, ROTARY, 3, dtype.itemsize).both
-    check_calls(shared_world.measure(latent_step, dtype), expected, "send")
-
-
-def test_deepseek_v3_sends_a_71st_of_its_keys_and_values():
+    check_calls(shared_world.measure(latent_step, dtype), expected)
     heads, c = models["deepseek-v3"].heads, models["deepseek-v3"].latent
     assert context.latent_ring(1, 4096, c.kv_rank, c.rope_size, 8).forward.bytes == 7 * 2 * 512 * 576
     assert heads * (c.nope_size + c.rope_size + c.value_size) / 576 == pytest.approx(71.1, abs=0.1)
@@ -109,16 +82,16 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay_BAS: Tensor) -> Tensor:
     return torch.cat(outputs, 2)
 
 
-def of_states(chunk: int) -> dict[str, float]:
+def of_states() -> dict[str, float]:
     *qkv, decay = leaves(*[(BATCH, HEADS, SEQ, size) for size in (OWN, OWN, VALUE)], (BATCH, HEADS, SEQ))
     whole = [*qkv, (-decay.detach().abs()).requires_grad_()]
-    return {"states": differences(partial(linear_attention, chunk=chunk), recurrent, whole, [], cut_to("contiguous"))}
+    ways = {f"chunks of {c}": partial(linear_attention, chunk=c) for c in (1, 5, 64)}
+    return {name: differences(attend, recurrent, whole, cut_to("contiguous")) for name, attend in ways.items()}
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 64])
 @DEGREES
-def test_linear_attention_is_the_recurrence_of_one_process(shared_worlds, chunk):
-    assert wrong(shared_worlds.run(of_states, chunk)) == []
+def test_linear_attention_is_the_recurrence_of_one_process(shared_worlds):
+    assert wrong(shared_worlds.run(of_states)) == []
 
 
 def states_step(seq: int) -> None:
@@ -130,7 +103,7 @@ def states_step(seq: int) -> None:
 def test_states_are_as_many_bytes_for_any_sequence(shared_worlds):
     expected = context.states(BATCH, HEADS, OWN, VALUE, shared_worlds.size).both
     for seq in (3, 70):
-        check_calls(shared_worlds.measure(states_step, seq), expected, "all_gather")
+        check_calls(shared_worlds.measure(states_step, seq), expected)
 
 
 LENGTHS = [3, 50, 9, 17, 1, 2, 21, 8, 5, 12, 7, 4]
@@ -211,6 +184,7 @@ def test_the_plan_idles_less_than_a_fixed_degree_in_a_loader_s_order():
     loads = dynamic.loads(plan := dynamic.planned(lengths, n, most), lengths, n)
     fixed = dynamic.loads(dynamic.in_order(lengths, n, most, 4), lengths, n)
     assert [sum(max(each) - one for one in each) for each in (loads, fixed)] == [940, 7996]
+    assert dynamic.planned([40, 4, 4, 4], 4, 40)[0].ranks == range(4)  # one rank has room for it, and would be late
     assert plan == sorted(plan, key=lambda micro: -len(micro.ranks))
     assert all(sum(dynamic.tokens(lengths[i], len(ranks)) for i in own) <= most for own, ranks in plan)
     assert sorted(i for micro in plan for i in micro.documents) == list(range(len(lengths)))

@@ -8,9 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-import manyranks as mr
 from manyranks.measure.memory import saved_bytes
-from manyranks.parallel.collectives.messages import Members, wait
 from manyranks.parallel.context import ATTENTION
 from manyranks.theory import context
 from manyranks.theory.tensor import Calls
@@ -18,9 +16,7 @@ from tests.conftest import matrix
 from tests.ranks.test_tensor_traffic import hidden, open_messages
 
 BATCH, SEQ, HEADS, SIZE = 2, 48, 12, 4
-shapes = pytest.mark.parametrize("kv_heads", [12, 1], ids=["all heads", "one head"])  # one: copies with Ulysses
 variants = pytest.mark.parametrize("variant", context.VARIANTS)
-three = pytest.mark.parametrize("shared_worlds", [3], indirect=True, scope="module")
 some = pytest.mark.parametrize("shared_worlds", matrix([1, 2, 4], [4]), indirect=True, scope="module")
 
 
@@ -47,21 +43,15 @@ def check_calls(m, expected: Calls) -> None:
 # Bytes and calls
 
 
-@shapes
+@pytest.mark.parametrize(
+    ("kv_heads", "dtype"), [(12, torch.float32), (1, torch.float32), (3, torch.bfloat16), (3, torch.float64)]
+)
 @variants
-def test_payload_and_calls_are_the_theory_s_forward_and_backward(shared_worlds, variant, kv_heads):
-    n = shared_worlds.size
-    expected = context.VARIANTS[variant](BATCH, SEQ, HEADS, kv_heads, SIZE, n, itemsize=4)
+def test_payload_and_calls_are_the_theory_s_forward_and_backward(shared_worlds, variant, kv_heads, dtype):
+    """Gradients of keys and values travel in the precision of sums."""
+    expected = context.VARIANTS[variant](BATCH, SEQ, HEADS, kv_heads, SIZE, shared_worlds.size, dtype.itemsize)
     for backward, calls in ((False, expected.forward), (True, expected.both)):
-        check_calls(shared_worlds.measure(attend, variant, kv_heads, backward), calls)
-
-
-@three
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-@variants
-def test_gradients_of_keys_and_values_travel_in_the_precision_of_sums(shared_worlds, variant, dtype):
-    expected = context.VARIANTS[variant](BATCH, SEQ, HEADS, 3, SIZE, 3, itemsize=dtype.itemsize).both
-    check_calls(shared_worlds.measure(attend, variant, 3, True, dtype), expected)
+        check_calls(shared_worlds.measure(attend, variant, kv_heads, backward, dtype), calls)
 
 
 def ring_ulysses(r: int, u: int, kv_heads: int) -> None:
@@ -69,34 +59,31 @@ def ring_ulysses(r: int, u: int, kv_heads: int) -> None:
     ATTENTION["ring-ulysses"](*inputs(kv_heads, SEQ, torch.float32), mesh).sum().backward()
 
 
-def test_ring_and_ulysses_together_send_what_the_theory_says():
-    with mr.World(4, backend="gloo", timeout=30) as world:
-        for r, u in ((2, 2), (1, 4), (4, 1)):
-            check_calls(world.measure(ring_ulysses, r, u, 2), context.ring_ulysses(BATCH, SEQ, HEADS, 2, SIZE, r, u, 4).both)
+def by_itself(variant: str) -> None:
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    ATTENTION[variant](*inputs(1, SEQ, torch.float32), group).sum().backward()
 
 
-def test_one_rank_sends_nothing():
-    with mr.World(1, backend="gloo", timeout=30) as world:
-        for variant in context.VARIANTS:
-            assert world.measure(attend, variant, 1, True).calls[0] == []
+def test_ring_and_ulysses_together_send_what_the_theory_says_and_one_rank_nothing(four):
+    for r, u in ((2, 2), (1, 4), (4, 1)):
+        check_calls(four.measure(ring_ulysses, r, u, 2), context.ring_ulysses(BATCH, SEQ, HEADS, 2, SIZE, r, u, 4).both)
+    for variant in context.VARIANTS:
+        assert not any(four.measure(by_itself, variant).calls.values())
 
 
 @pytest.mark.parametrize("shared_worlds", matrix([2, 3, 4], [4]), indirect=True, scope="module")
 def test_under_a_window_a_ring_makes_the_hops_that_bring_something_and_no_others(shared_worlds):
     """From contiguous shards to the next rank, or to the next few; from zigzag ones to the ranks on both sides."""
-    n = shared_worlds.size
-    for layout, window in product(("contiguous", "zigzag"), (1, SEQ // (2 * n) + 1, SEQ // n + 1, SEQ // n + 2, SEQ)):
-        counts = context.window_work(SEQ, n, window, layout)
+    n, seq = shared_worlds.size, 24
+    for layout, window in product(("contiguous", "zigzag"), (1, seq // (2 * n) + 1, seq // n + 1, seq // n + 2, seq)):
+        counts = context.window_work(seq, n, window, layout)
         stops = context.stops(counts)
-        m = shared_worlds.measure(attend, "ring", 3, True, flops=True, layout=layout, window=window, tile=1)
-        check_calls(m, context.ring(BATCH, SEQ, HEADS, 3, SIZE, n, itemsize=4, hops=len(stops) - 1).both)
-        both = [context.flops(scores, BATCH, HEADS, SIZE) for scores in context.totals(counts)]
-        assert [2 * m.flops[r] for r in range(n)] == [7 * flops for flops in both]  # 2 products of a score and 5
+        m = shared_worlds.measure(attend, "ring", 3, True, seq=seq, flops=True, layout=layout, window=window, tile=1)
+        check_calls(m, context.ring(BATCH, seq, HEADS, 3, SIZE, n, itemsize=4, hops=len(stops) - 1).both)
+        check_flops(m, context.totals(counts))
         ahead = [b - a for a, b in zip(stops, [*stops[1:], n], strict=True)]  # from each stop; from the last one home
         peers = [(1 + hop) % n for hop in 2 * ahead[:-1] + ahead[1:]]  # keys twice, gradients
         assert Counter(call.peer for call in m.calls[1] if call.op == "send") == Counter(peers)
-    contiguous = context.stops(context.window_work(SEQ, 4, 2)), context.stops(context.window_work(SEQ, 4, 14))
-    assert (contiguous, context.stops(context.window_work(SEQ, 4, 2, "zigzag"))) == (([0, 1], [0, 1, 2]), [0, 1, 3])
 
 
 # Their order
@@ -117,48 +104,35 @@ def test_the_next_block_is_requested_before_the_current_one_is_computed(shared_w
         assert {c.peer for c in m.calls[rank] if c.op == "recv"} == {(rank - 1) % n}
 
 
-def test_a_ring_that_waits_first_would_be_noticed(shared_world):
-    def waits_first():
-        post = Members.post
-        Members.post = lambda self, *message: wait(post(self, *message)) or []
-        try:
-            step()
-        finally:
-            Members.post = post
-
-    program = shared_world.measure(waits_first, flops=True).program
-    assert not any(any(hidden(rank)) for rank in program.ranks)
-
-
 # FLOPs
+
+
+def check_flops(m, scores: list[int], heads: int = HEADS) -> None:
+    """Of forward and backward."""
+    there, back = ([context.flops(each, BATCH, heads, SIZE, backward) for each in scores] for backward in (False, True))
+    assert [*m.flops.values()] == [sum(both) for both in zip(there, back, strict=True)]
 
 
 @pytest.mark.parametrize("tile", [5, 512])
 @pytest.mark.parametrize("layout", context.LAYOUTS)
 def test_the_flops_of_each_rank_are_those_of_its_work(shared_worlds, layout, tile):
-    n, how = shared_worlds.size, {"layout": layout, "tile": tile, "flops": True}
-    expected = context.totals(context.work(SEQ, n, layout, tile=tile))
-    forward, both = (shared_worlds.measure(attend, "ring", 3, backward, **how) for backward in (False, True))
-    assert list(forward.flops.values()) == [context.flops(scores, BATCH, HEADS, SIZE) for scores in expected]
-    again = [context.flops(scores, BATCH, HEADS, SIZE, backward=True) for scores in expected]
-    assert [both.flops[r] - forward.flops[r] for r in range(n)] == again
+    scores = context.totals(context.work(SEQ, shared_worlds.size, layout, tile=tile))
+    check_flops(shared_worlds.measure(attend, "ring", 3, True, layout=layout, tile=tile, flops=True), scores)
 
 
-@three
 @pytest.mark.parametrize("causal", [True, False])
-def test_an_all_gather_computes_what_a_ring_does_and_ulysses_shares_it_evenly(shared_worlds, causal):
-    expected = context.totals(context.work(SEQ, 3, "contiguous", causal, tile=4))
+def test_an_all_gather_computes_what_a_ring_does_and_ulysses_shares_it_evenly(shared_world, causal):
+    scores = context.totals(context.work(SEQ, 3, "contiguous", causal, tile=4))
     how = {"layout": "contiguous", "tile": 4, "causal": causal, "flops": True}
-    gathered, ulysses = (shared_worlds.measure(attend, variant, 3, False, **how) for variant in ("all-gather", "ulysses"))
-    assert list(gathered.flops.values()) == [context.flops(scores, BATCH, HEADS, SIZE) for scores in expected]
-    assert list(ulysses.flops.values()) == [context.flops(sum(expected), BATCH, HEADS // 3, SIZE)] * 3
+    check_flops(shared_world.measure(attend, "all-gather", 3, True, **how), scores)
+    check_flops(shared_world.measure(attend, "ulysses", 3, True, **how), [sum(scores)] * 3, HEADS // 3)
 
 
 # What is kept, and what is held
 
 
 @some
-@shapes
+@pytest.mark.parametrize("kv_heads", [12, 1])  # one: copies with Ulysses
 @variants
 def test_what_is_kept_for_backward_is_the_theory_s(shared_worlds, variant, kv_heads):
     n = shared_worlds.size
@@ -181,12 +155,11 @@ LONG, TILE = 192, 16
 @pytest.mark.few(4)
 def test_a_ring_s_peak_is_the_theory_s_to_the_byte(shared_worlds, layout, tile, kv_heads, dtype):
     """One head of four numbers: a tile of 16 tokens is long enough."""
-    n, how = shared_worlds.size, {"seq": LONG, "heads": 4, "dtype": dtype, "layout": layout, "tile": tile, "memory": True}
+    n, chunks = shared_worlds.size, 1 + (layout == "zigzag")
     for backward in (False, True):
-        m = shared_worlds.measure(attend, "ring", kv_heads, backward, **how)
-        expected = context.peak(
-            BATCH, LONG, 4, kv_heads, SIZE, n, dtype.itemsize, tile, 2 if layout == "zigzag" else 1, backward
-        )
+        how = backward, dtype, LONG, 4
+        m = shared_worlds.measure(attend, "ring", kv_heads, *how, layout=layout, tile=tile, memory=True)
+        expected = context.peak(BATCH, LONG, 4, kv_heads, SIZE, n, dtype.itemsize, tile, chunks, backward)
         assert max(m.peak_bytes.values()) == expected.total
 
 

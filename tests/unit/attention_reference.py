@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -31,6 +32,23 @@ def full(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, documents_BT: Ten
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
+def differences(attend, one_process, whole: list[Tensor], cut, weights: Iterable[Tensor] = (), learn: str = "") -> float:
+    """The largest difference of a rank's output and gradients to those of one process with all tokens. cut: gives a rank's part
+    of what tokens have. Gradients of weights, which every rank has, are summed. learn: the places of those of whole that do."""
+    expected, weights = one_process(*whole, *weights), [*weights]
+    pull = draw(*expected.shape, seed=9)
+    right = torch.autograd.grad((expected * pull).sum(), whole + weights)
+    own = [cut(x.detach()).requires_grad_(not learn or str(k) in learn) for k, x in enumerate(whole)]
+    o = attend(*own, *weights)
+    (o * cut(pull)).sum().backward()
+    sums = [weight.grad.contiguous() for weight in weights]
+    for total in sums:
+        dist.all_reduce(total)
+    theirs = [cut(x) for x in right[: len(own)]] + [*right[len(own) :]]
+    grads = zip([x.grad for x in own] + sums, theirs, strict=True)
+    return gap([(o, cut(expected)), *(pair for pair in grads if pair[0] is not None)])
+
+
 def gap(pairs: list[tuple[Tensor, Tensor]]) -> float:
     """The largest difference of a number of (ours, expected)."""
     assert all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
@@ -40,3 +58,8 @@ def gap(pairs: list[tuple[Tensor, Tensor]]) -> float:
 def largest(differences: Iterable[float]) -> float:
     """NaN where one is, which Python's max passes over."""
     return torch.tensor(list(differences)).max().item()
+
+
+def wrong(results: Iterable[dict[str, float]], most: float = 1e-12) -> list[tuple[str, float]]:
+    """Cases of all ranks that are off by more, or by NaN."""
+    return [(case, error) for found in results for case, error in found.items() if not error < most]

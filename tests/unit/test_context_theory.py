@@ -2,13 +2,13 @@
 
 import re
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise, product, starmap
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyranks.theory import Plan, clusters, context, kernels, layer, memory, models, published, step, tensor
+from manyranks.theory import Plan, clusters, context, kernels, layer, memory, models, published
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.collectives import chunk_sizes
 from manyranks.theory.kernels import Constants
@@ -18,6 +18,7 @@ from manyranks.theory.tensor import Calls
 from tests.unit import exposed
 
 H100 = clusters["h100-dgx"]
+FREE, NO_LATENCY = Constants(overhead=0.0), H100.with_link("node", latency=0.0)
 LLAMA = models["llama3-8b"]
 SIZES = (2, 48, 12, 2, 8)  # b, s, a, g, D
 layouts = st.sampled_from(context.LAYOUTS)
@@ -29,38 +30,32 @@ layouts = st.sampled_from(context.LAYOUTS)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_a_ring_sends_keys_and_values_to_all_others_and_in_backward_their_gradients_too(n):
     block = 2 * 2 * 2 * 48 // n * 8  # of keys and values, b·g·(s/N)·D each
-    forward, backward = context.ring(*SIZES, n)
-    assert forward == Calls(send=n - 1, bytes=(n - 1) * block * 2)
-    assert backward == Calls(send=2 * (n - 1), bytes=(n - 1) * block * (2 + 4))
-    assert context.ring(*SIZES, n, itemsize=8).backward.bytes == (n - 1) * block * (8 + 8)
-    assert context.ring(*SIZES, n, accumulating=2).backward.bytes == (n - 1) * block * (2 + 2)
+    assert context.ring(*SIZES, n).forward == Calls(send=n - 1, bytes=(n - 1) * block * 2)
+    for how, numbers in (({}, 2 + 4), ({"itemsize": 8}, 8 + 8), ({"accumulating": 2}, 2 + 2)):
+        assert context.ring(*SIZES, n, **how).backward == Calls(send=2 * (n - 1), bytes=(n - 1) * block * numbers)
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 3), st.integers(1, 4))
 def test_tensor_parallelism_sends_n_times_what_ulysses_sends(n, b, units):
     sizes = (b, 8 * units, 8, 8, 4, n)
-    megatron = context.tensor_parallel(*sizes).forward
-    assert megatron == tensor.layer(b * 8 * units, 32, n, sequence_parallel=True).forward
-    assert megatron.bytes == n * context.ulysses(*sizes).forward.bytes
+    assert context.tensor_parallel(*sizes).forward.bytes == n * context.ulysses(*sizes).forward.bytes
 
 
 # Scores under a mask
 
 
-def by_hand(seq: int, n: int, layout: str, tile: int | None) -> context.Work:
-    """Every pair of tiles, looked at score by score."""
-    tiles = [[cut for chunk in context.chunks(seq, n, layout, r) for cut in tiles_of(chunk, tile)] for r in range(n)]
-    counts = [[0] * n for _ in range(n)]
-    for r, hop in product(range(n), range(n)):
-        for queries, keys in product(tiles[r], tiles[(r - hop) % n]):
-            if min(keys) <= max(queries):
-                counts[r][hop] += len(queries) * len(keys)
-    return counts
+def seen(seq: int, n: int, layout: str, sees, tile: int | None = 1) -> context.Work:
+    """Every pair of tiles of which a query sees a key, looked at score by score."""
 
+    def tiles(chunk: range) -> list[range]:
+        sizes = chunk_sizes(len(chunk), -(-len(chunk) // (tile or len(chunk))))
+        return [chunk[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
 
-def tiles_of(chunk: range, tile: int | None) -> list[range]:
-    sizes = chunk_sizes(len(chunk), -(-len(chunk) // (tile or len(chunk))))
-    return [chunk[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+    def scores(queries: int, keys: int) -> int:
+        return sum(len(a) * len(b) for a, b in product(own[queries], own[keys]) if any(starmap(sees, product(a, b))))
+
+    own = [[cut for chunk in context.chunks(seq, n, layout, r) for cut in tiles(chunk)] for r in range(n)]
+    return [[scores(r, (r - hop) % n) for hop in range(n)] for r in range(n)]
 
 
 @pytest.mark.parametrize("tile", [1, 2, 3, 4, None])
@@ -68,7 +63,7 @@ def tiles_of(chunk: range, tile: int | None) -> list[range]:
 def test_work_is_that_of_every_pair_of_tiles_of_which_something_is_visible(layout, tile):
     for n, units in product((1, 2, 3, 4), (1, 2, 3, 5, 7)):
         seq = 2 * n * units
-        assert context.work(seq, n, layout, tile=tile) == by_hand(seq, n, layout, tile)
+        assert context.work(seq, n, layout, tile=tile) == seen(seq, n, layout, lambda q, k: k <= q, tile)
 
 
 @given(st.integers(1, 16), st.integers(1, 30))
@@ -94,74 +89,39 @@ def test_hops_last_as_long_as_their_slowest_rank():
     assert context.in_step(context.work(24, 3, "zigzag")) == ([36, 32, 32], 0.0)
 
 
-def test_the_whole_group_computes_what_the_layer_s_kernel_does():
-    """Half the matrix and half a diagonal: layer.core counts the former. Backward has 5 products, not 2."""
-    seq, n = 4096, 4
-    plan = Plan(cp=n, seq=seq)
-    (core,) = (k for k in layer.forward(LLAMA, plan, False) if k.part == "core")
-    found = context.flops(context.totals(context.work(seq, n))[0], 1, LLAMA.heads, LLAMA.head_size)
-    assert found == pytest.approx(core.flops * (seq + 1) / seq)
-    assert (context.flops(7, 3, 5, 16), context.flops(7, 3, 5, 16, backward=True)) == (4 * 7 * 240, 10 * 7 * 240)
-
-
 # Documents and windows
-
-
-def seen(seq: int, n: int, layout: str, sees) -> context.Work:
-    """Pairs of a query and a key that it sees, one by one."""
-    places = [[p for chunk in context.chunks(seq, n, layout, r) for p in chunk] for r in range(n)]
-    pairs = lambda r, source: sum(sees(q, k) for q in places[r] for k in places[source])  # noqa: E731
-    return [[pairs(r, (r - hop) % n) for hop in range(n)] for r in range(n)]
 
 
 @pytest.mark.parametrize("layout", context.LAYOUTS)
 @pytest.mark.parametrize("lengths", [[24], [1, 23], [7, 5, 12], [8, 8, 8], [1] * 24, [3, 2, 9, 4, 6]])
-def test_a_token_sees_its_own_document_up_to_itself(lengths, layout):
-    document = [k for k, length in enumerate(lengths) for _ in range(length)]
+def test_a_token_sees_itself_and_those_before_it_in_its_document_or_window(lengths, layout):
+    document, window = [k for k, length in enumerate(lengths) for _ in range(length)], lengths[-1] + 1
     for n in (1, 2, 3, 4):
-        expected = seen(24, n, layout, lambda q, k: k <= q and document[k] == document[q])
-        assert context.document_work(lengths, n, layout) == expected
-
-
-@given(layouts, st.integers(1, 4), st.integers(1, 3), st.integers(1, 26))
-def test_a_token_sees_as_many_as_the_window_has_and_a_ring_stops_where_somebody_sees_something(layout, n, units, window):
-    seq = 2 * n * units
-    found = context.window_work(seq, n, window, layout)
-    assert found == seen(seq, n, layout, lambda q, k: q - window < k <= q)
-    assert context.stops(found) == [k for k in range(n) if any(hops[k] for hops in found)]
-    if window >= seq:
-        assert found == context.work(seq, n, layout)
+        found = context.document_work(lengths, n, layout), context.window_work(24, n, window, layout)
+        assert found[0] == seen(24, n, layout, lambda q, k: k <= q and document[k] == document[q])
+        assert found[1] == seen(24, n, layout, lambda q, k: q - window < k <= q)
 
 
 def test_a_window_balances_contiguous_shards_and_saves_hops():
     found = context.window_work(2**14, 8, 2**10)
     assert context.balance(found) < 1.04  # the first tokens see less
     assert (context.stops(found), context.stops(context.window_work(2**14, 8, 2**10, "zigzag"))) == ([0, 1], [0, 1, 7])
-    one, whole = context.ring(*SIZES, 4, hops=1), context.ring(*SIZES, 4)
-    assert 3 * one == whole
+    assert 3 * context.ring(*SIZES, 4, hops=1) == context.ring(*SIZES, 4)
 
 
 # What a rank keeps
 
 
-def test_what_attention_saves_is_part_of_what_a_layer_keeps():
-    plan = Plan(cp=4, seq=4096, recompute="none")
-    kept = memory.layer_activations(LLAMA, plan)
-    own = context.saved(1, 4096, LLAMA.heads, LLAMA.kv_heads, LLAMA.head_size, 4)
-    without = replace(LLAMA, kv_heads=1)
-    difference = context.saved(1, 4096, LLAMA.heads, 1, LLAMA.head_size, 4)
-    assert kept - memory.layer_activations(without, plan) == own.total - difference.total
-
-
 @pytest.mark.parametrize("cp", [2, 8, 16, 32])
-def test_a_plan_with_ulysses_keeps_the_copies_of_key_value_heads(cp):
-    ring, ulysses = (
-        memory.layer_activations(LLAMA, Plan(cp=cp, seq=4096, recompute="none", context=variant))
-        for variant in ("ring", "ulysses")
-    )
-    sizes = (1, 4096, LLAMA.heads, LLAMA.kv_heads, LLAMA.head_size, cp)
-    assert ulysses - ring == context.saved(*sizes, ulysses=cp).total - context.saved(*sizes).total
-    assert (ulysses > ring) == (cp > LLAMA.kv_heads)
+def test_a_layer_keeps_what_attention_saves_with_ulysses_copies_of_key_value_heads(cp):
+    def kept(variant: str, shape: ModelShape) -> int:
+        plan = Plan(cp=cp, seq=4096, recompute="none", context=variant)
+        sizes = (1, 4096, shape.heads, shape.kv_heads, shape.head_size, cp)
+        own = context.saved(*sizes, ulysses=cp if variant == "ulysses" else 1).total
+        return memory.layer_activations(shape, plan) - own
+
+    others = kept("ring", LLAMA)
+    assert others == kept("ulysses", LLAMA) == kept("ring", replace(LLAMA, kv_heads=1)) > 0
 
 
 # Overlap
@@ -178,37 +138,22 @@ def test_with_the_least_shard_a_hop_computes_as_long_as_its_message_travels(head
     send = context.ring(1, seq, heads, kv_heads, d, n)
     message = (send.backward if backward else send.forward).bytes / (n - 1)
     assert context.flops(scores, 1, heads, d, backward) / rate == pytest.approx(message / bandwidth, rel=1e-2)
-
-
-def test_the_least_shard_is_r_over_beta_and_what_masks_groups_and_backward_make_of_it():
-    least = context.least_shard(312e12, 12.5e9)
-    assert least == 24960
-    assert context.least_shard(312e12, 12.5e9, 32, 8) == least / 4
-    assert context.least_shard(312e12, 12.5e9, causal=True) == 2 * least
-    assert context.least_shard(312e12, 12.5e9, causal=True, layout="contiguous") == least
-    assert context.least_shard(312e12, 12.5e9, backward=True) == pytest.approx(1.2 * least)  # (2 + 4)/2 bytes, 5/2 products
-    assert context.least_shard(312e12, 12.5e9, backward=True, accumulating=2) == pytest.approx(0.8 * least)
+    assert context.least_shard(312e12, 12.5e9) == 24960
 
 
 def test_hops_are_charged_as_kernels_and_messages_by_a_rank_s_own_share_of_the_slowest_link():
     sizes = (1, 65536, 32, 8, 128)
-    inside, between = (context.hops(*sizes, n, H100) for n in (8, 16))
+    inside, between, strided = (context.hops(*sizes, n, H100, stride=k) for n, k in ((8, 1), (16, 1), (8, 8)))
     message = 2 * 65536 // 8 * 8 * 128 * 2
     assert inside.messages == pytest.approx([5e-6 + 3.4e-6 + message / (0.79 * 450e9)] * 7 + [0, 0])
     assert between.messages == pytest.approx([5e-6 + 14e-6 + message / 2 / (0.79 * 50e9)] * 15 + [0, 0])
-    assert inside.exposed == 0
-    assert between.exposed == pytest.approx(sum(between.messages[0] - each for each in between.compute[:-1]))
-    assert inside.seconds == sum(inside.compute)
-    assert between.seconds == pytest.approx(sum(between.compute) + between.exposed)
-    assert context.hops(*sizes, 8, H100, stride=8).messages[0] == pytest.approx(5e-6 + 14e-6 + message / (0.79 * 50e9))
+    assert strided.messages[0] == pytest.approx(5e-6 + 14e-6 + message / (0.79 * 50e9))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_gradients_travel_two_blocks_behind_their_keys_and_the_last_message_under_nothing(n):
     """As parallel.context.ring sends them: N − 1 messages each way."""
-    free = Constants(overhead=0.0)
-    no_latency = H100.with_link("node", latency=0.0)
-    backward = context.hops(1, 840 * n, 8, 2, 64, n, no_latency, backward=True, constants=free)
+    backward = context.hops(1, 840 * n, 8, 2, 64, n, NO_LATENCY, backward=True, constants=FREE)
     keys = 2 * 840 * 2 * 64 * 2
     units = [round(each * 0.79 * 450e9 / keys, 6) for each in backward.messages]
     assert units == {1: [0, 0], 2: [1, 0, 2], 3: [1, 1, 2, 2], 8: [1, 1, *[3] * 5, 2, 2]}[n]
@@ -216,8 +161,7 @@ def test_gradients_travel_two_blocks_behind_their_keys_and_the_last_message_unde
     assert backward.exposed >= backward.messages[-1]
 
 
-@pytest.mark.parametrize(("n", "stride"), [(2, 1), (8, 1), (16, 1), (2, 8), (16, 8)])
-@pytest.mark.parametrize("shard", [1024, 4096])
+@pytest.mark.parametrize(("n", "stride", "shard"), [(2, 1, 1024), (16, 1, 1024), (16, 1, 4096), (2, 8, 1024), (16, 8, 4096)])
 def test_a_ring_in_a_step_waits_as_its_hops_do(n, stride, shard):
     """Given the same seconds of attention: a step charges it as one kernel, not as N."""
     plan = Plan(cp=n, tp=stride, seq=n * shard)
@@ -229,14 +173,14 @@ def test_a_ring_in_a_step_waits_as_its_hops_do(n, stride, shard):
 
 
 def test_all_hops_together_are_the_layer_s_attention_but_for_starting_kernels_and_reading_blocks():
-    seq, n, free = 2**17, 8, Constants(overhead=0.0)
+    seq, n = 2**17, 8
     plan = Plan(cp=n, seq=seq)
     (core,) = (k for k in layer.forward(LLAMA, plan, False) if k.part == "core")
     back = layer.gradients(core, plan)
     sizes = (1, seq, LLAMA.heads, LLAMA.kv_heads, LLAMA.head_size, n, H100)
     for kernel, backward in ((core, False), (back[0], True)):
-        found = sum(context.hops(*sizes, backward=backward, constants=free).compute)
-        assert found == pytest.approx(kernels.seconds(kernel, H100.accelerator, free), rel=0.03)
+        found = sum(context.hops(*sizes, backward=backward, constants=FREE).compute)
+        assert found == pytest.approx(kernels.seconds(kernel, H100.accelerator, FREE), rel=0.03)
 
 
 # Ulysses in plans and step times
@@ -244,16 +188,12 @@ def test_all_hops_together_are_the_layer_s_attention_but_for_starting_kernels_an
 
 def test_ulysses_with_more_ranks_than_key_value_heads_is_charged_for_copies():
     """As context.ulysses counts them."""
-    free = Constants(overhead=0.0)
     shape = ModelShape("grouped", 2, 512, 512, 32, 100, kv_heads=4)
-    link = H100.with_link("node", latency=0.0)
-    for cp, tp in ((2, 1), (4, 1), (8, 1), (4, 2), (4, 4), (2, 8)):
+    for cp, tp in ((2, 1), (4, 1), (8, 1), (4, 2)):
         plan = Plan(cp=cp, tp=tp, seq=1024, context="ulysses")
-        if cp * tp <= 8:
-            sent = context.ulysses(1, 1024, 32 // tp, max(1, 4 // tp), 16, cp).forward.bytes
-            found = exposed.context(shape, plan, link, (0.0, 0.0), free)
-            assert found == pytest.approx([sent / (0.79 * 450e9)] * 2)
-        step.estimate(shape, plan, H100)
+        sent = context.ulysses(1, 1024, 32 // tp, max(1, 4 // tp), 16, cp).forward.bytes
+        found = exposed.context(shape, plan, NO_LATENCY, (0.0, 0.0), FREE)
+        assert found == pytest.approx([sent / (0.79 * 450e9)] * 2)
 
 
 def test_ulysses_refuses_heads_that_would_be_read_in_parts():
@@ -261,30 +201,11 @@ def test_ulysses_refuses_heads_that_would_be_read_in_parts():
     plan = Plan(cp=4, seq=64, context="ulysses")
     with pytest.raises(ValueError, match=r"^Ulysses: cp=4 and a rank's 6 key/value heads: one must divide the other"):
         plan.check(shape)
-    replace(plan, cp=12, seq=96).check(shape)
-    replace(plan, cp=3, seq=96).check(shape)
+    for fits in (3, 12):
+        replace(plan, cp=fits, seq=96).check(shape)
 
 
-# Published tables
-
-
-def test_the_least_blocks_are_the_printed_ones_but_for_one_row():
-    """Four of five rows are the printed digits; A100 over InfiniBand is 24.96 for 24.5 and 149.76 for 149.5."""
-    for row in tables.blocks():
-        if row.device == "A100 InfiniBand":
-            assert row.block == pytest.approx(row.printed_block, rel=0.02)
-            assert row.shard == pytest.approx(row.printed_shard, rel=0.002)
-        else:
-            assert (round(row.block, 1), round(row.shard, 1)) == (row.printed_block, row.printed_shard)
-    assert len(tables.blocks()) == 5
-
-
-def test_a_ring_of_gpus_takes_as_many_contexts_as_it_has_gpus_and_tpus_at_least_half():
-    ratios = {(row.devices, row.model): row.ratio for row in tables.longest()}
-    assert len(ratios) == 13
-    gpus = [ratio for (devices, _), ratio in ratios.items() if "A100" in devices]
-    assert gpus == [1] * 5
-    assert {ratio for (devices, _), ratio in ratios.items() if "TPU" in devices} == {1, 2}
+# Published tables: test_published.py has Ring Attention's
 
 
 def test_contiguous_rings_were_measured_at_what_their_balance_allows():
@@ -301,11 +222,8 @@ def test_contiguous_rings_were_measured_at_what_their_balance_allows():
 
 def test_llama_3_s_row_of_131_072_tokens_is_within_ten_percent():
     _, short, long = steps.llama3()
-    assert long.plan.cp == 16
     assert long.predict() == pytest.approx(long.measured, rel=0.10)
-    slower = long.predict() / short.predict()
-    assert slower == pytest.approx(long.measured / short.measured, abs=0.06)  # the short row is off by more: 9 %
-    assert step.estimate(long.shape, long.plan, long.cluster).context > 0
+    assert long.predict() / short.predict() == pytest.approx(long.measured / short.measured, abs=0.06)
 
 
 # The longest sequence that fits
@@ -318,11 +236,9 @@ def test_one_unit_more_than_the_longest_does_not_fit(cp, tp, variant):
     found, unit, room = context.longest(LLAMA, plan, H100), 2 * cp * tp, H100.accelerator.memory
     assert found % unit == 0
     numbers = found // cp * 2 * max(1, 8 // tp) * 128
-    others = {"ring": 2 * 2 * numbers + (4 if cp > 2 else 2) * 4 * numbers, "all-gather": cp * 6 * numbers, "ulysses": 0}[
-        variant
-    ]
-    peaks = [memory.peak(LLAMA, replace(plan, seq=seq)).total + others for seq in (found, found + unit)]
-    assert peaks[0] <= room < peaks[1] + others * unit // found
+    others = {"ring": 4 * numbers + (4 if cp > 2 else 2) * 4 * numbers, "all-gather": cp * 6 * numbers}.get(variant, 0)
+    peaks = [memory.peak(LLAMA, replace(plan, seq=seq)).total + others * seq // found for seq in (found, found + unit)]
+    assert peaks[0] <= room < peaks[1]
 
 
 # Bad input

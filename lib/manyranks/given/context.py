@@ -1,6 +1,8 @@
 """What exercise 07's checks hand to a learner's functions: tensors of a rank, attention, and the answers of tasks before."""
 
 import math
+from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from manyranks.given.numbers import drawn, normal
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
+from manyranks.parallel.context import merge
 
 ORDINARY, LARGE, HIDDEN = "ordinary parts", "scores near ±1000", "queries that see nothing"
 _BLOCK = "computed while the next one is on its way"
@@ -138,7 +141,7 @@ class Helpers:
         """A block's part of the gradients."""
         self._note("attend_backward", (q_SBAD, o_SBAD, lse_SBA, do_SBAD, q_at_S), (k_TBGD, v_TBGD, k_at_T))
         scores_BAST, k_TBAD, v_TBAD = _scores(q_SBAD, k_TBGD, v_TBGD, q_at_S, k_at_T)
-        p_BAST = (scores_BAST - lse_SBA.permute(1, 2, 0).clamp(min=-1e300)[..., None]).exp()
+        p_BAST = _weights(scores_BAST, lse_SBA.permute(1, 2, 0))
         dp_BAST = torch.einsum("sbad,tbad->bast", do_SBAD, v_TBAD)
         delta_BAS = (do_SBAD * o_SBAD).sum(-1).permute(1, 2, 0)
         ds_BAST = p_BAST * (dp_BAST - delta_BAS[..., None]) / q_SBAD.shape[-1] ** 0.5
@@ -178,11 +181,9 @@ class Helpers:
     def _note(self, name: str, queries: tuple, keys: tuple) -> None:
         """Raises Stopped where they do not belong together: q, …, q_at and k, v, k_at."""
         for group in (queries, keys):
-            lengths = [len(x) if isinstance(x, Tensor) else kind_of(x) for x in group]
+            lengths = [str(len(x)) if isinstance(x, Tensor) else kind_of(x) for x in group]
             if len({*lengths}) > 1:
-                raise Stopped(
-                    f"{name} was given tensors of {', '.join(map(str, lengths))} tokens, which belong together", _ROWS
-                )
+                raise Stopped(f"{name} was given tensors of {', '.join(lengths)} tokens, which belong together", _ROWS)
         q, q_at, k_at = queries[0], queries[-1], keys[-1]
         source = next((s for s, own in enumerate(self._places) if len(k_at) and (own == k_at[0]).any()), -1)
         if source not in self._blocks:
@@ -206,12 +207,11 @@ class Helpers:
 
     def overlap(self, n: int, most: int = 99) -> dict[str, str]:
         """Of each block but the last, whether it is computed while the next one is on its way."""
-        found, said = {}, [*self._blocks.values()] if self._scores else []
-        for i in range(min(most, n - 1)):
-            pairs = said[i] if i < len(said) else ["not computed by the function that the check hands in"]
+        found, missing = {}, [["not computed by the function that the check hands in"]] * n
+        said = [*self._blocks.values()] * bool(self._scores)
+        for i, pairs in enumerate([*said, *missing][: min(most, n - 1)], 1):
             late = next((one for one in pairs if one != _BLOCK), _BLOCK)
-            partly = late != pairs[0]
-            found[f"block {i + 1} of {n}"] = "partly computed after a wait for the next one" if partly else late
+            found[f"block {i} of {n}"] = late if late == pairs[0] else "partly computed after a wait for the next one"
         return found
 
     def work(self) -> dict[str, int | None]:
@@ -239,12 +239,12 @@ def _scores(q_SBAD: Tensor, k_TBGD: Tensor, v_TBGD: Tensor, q_at_S: Tensor, k_at
 def _attend(q_SBAD: Tensor, k_TBGD: Tensor, v_TBGD: Tensor, q_at_S: Tensor, k_at_T: Tensor) -> tuple[Tensor, Tensor]:
     scores_BAST, _, v_TBAD = _scores(q_SBAD, k_TBGD, v_TBGD, q_at_S, k_at_T)
     lse_BAS = scores_BAST.logsumexp(-1)
-    p_BAST = (scores_BAST - lse_BAS.clamp(min=-1e300)[..., None]).exp()
-    return torch.einsum("bast,tbad->sbad", p_BAST, v_TBAD), lse_BAS.permute(2, 0, 1)
+    return torch.einsum("bast,tbad->sbad", _weights(scores_BAST, lse_BAS), v_TBAD), lse_BAS.permute(2, 0, 1)
 
 
-def _merged(parts: list) -> tuple[Tensor, Tensor]:
-    lse_PSBA = torch.stack([lse for _, lse in parts])
-    weights_PSBA = (lse_PSBA - lse_PSBA.amax(0).clamp(min=-1e300)).exp()
-    weights_PSBA = weights_PSBA / weights_PSBA.sum(0).clamp(min=1)
-    return (weights_PSBA[..., None] * torch.stack([o for o, _ in parts])).sum(0), lse_PSBA.logsumexp(0)
+def _weights(scores_BAST: Tensor, lse_BAS: Tensor) -> Tensor:
+    return (scores_BAST - lse_BAS.clamp(min=-1e300)[..., None]).exp()
+
+
+def _merged(parts: Sequence) -> tuple[Tensor, Tensor]:
+    return reduce(lambda one, other: merge(*one, *other), map(tuple, parts))

@@ -14,6 +14,7 @@ from manyranks.theory import context
 from manyranks.theory.names import nearest
 
 ORDERS = ("sequence", "ranks")
+_N = 4  # ranks, where none are given
 _COLOURS = ListedColormap([colour for colour, _ in LOOKS])
 _LONG = 2048  # tokens of a shard: so many that one diagonal does not count
 _ARROW = {"arrowstyle": "-|>", "color": style.INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
@@ -37,11 +38,9 @@ def balance(work: Mapping[str, Sequence[float]]) -> style.Figure:
 
 
 @style.styled
-def layouts(n: int = 4) -> style.Figure:
-    """Draws 4n tokens, each with its rank, in every layout, and how many scores each rank computes. n: ranks, 2 to 8."""
-    ranks(n)
-    seq, left, high = 4 * n, 1.15, 0.62 + 3 * 0.62
-    side = min(0.36, 6.4 / seq)
+def layouts() -> style.Figure:
+    """Draws the tokens of a sequence, each with its rank of 4, in every layout, and how many scores each rank computes."""
+    seq, left, high, side = 4 * _N, 1.15, 0.62 + 3 * 0.62, 0.36
     end = left + seq * side
     fig, axes = sheet(end + 1.75, high)
     axes.text(left, high - 0.2, "the tokens of a sequence, each with its rank", fontsize=9, va="center")
@@ -49,32 +48,29 @@ def layouts(n: int = 4) -> style.Figure:
     for place in range(seq):
         axes.text(left + (place + 0.5) * side, high - 0.65, place, ha="center", va="bottom", fontsize=7)
     for row, layout in enumerate(context.LAYOUTS):
-        y, owned = high - 1.02 - 0.62 * row, context.owners(seq, n, layout)
+        y, owned = high - 1.02 - 0.62 * row, context.owners(seq, _N, layout)
         axes.text(left - 0.12, y + 0.17, layout, fontsize=10, fontweight="bold", ha="right", va="center")
         for place, rank in enumerate(owned):
             box(axes, (left + place * side, y), side, 0.34, rank, str(rank), 8.5)
         ends = 0, *_ends(owned), seq
         axes.vlines([left + k * side for k in ends], y, y + 0.34, color=style.INK, linewidth=2)
-        work = context.totals(context.work(seq, n, layout))
-        axes.text(end + 0.2, y + 0.17, ", ".join(map(str, work)), va="center", fontsize=9 if n <= 4 else 7)
+        work = context.totals(context.work(seq, _N, layout))
+        axes.text(end + 0.2, y + 0.17, ", ".join(map(str, work)), va="center", fontsize=9)
     return fig
 
 
-def ring(n: int = 4) -> style.Figure:
-    """Draws which keys and values each rank has at first and after a hop; its queries stay. n: ranks, 2 to 8."""
-    ranks(n)
-    keys = [f"K,V {rank}" if n <= 4 else f"{rank}" for rank in range(n)]  # where there's no room the number alone
-    held = [[[keys[k] if k == (rank - hop) % n else None for k in range(n)] for rank in range(n)] for hop in (0, 1)]
+def ring() -> style.Figure:
+    """Draws which keys and values each of 4 ranks has at first and after a hop; its queries stay."""
+    held = [[[f"K,V {k}" if k == (rank - hop) % _N else None for k in range(_N)] for rank in range(_N)] for hop in (0, 1)]
     return drawings.pieces({"at first": held[0], "hop 1": held[1]}, [("to the next", "queries stay", "")], ["gathered"] * 2)
 
 
 def homeward() -> style.Figure:
     """Draws which block each of 4 ranks has after each hop of backward, and behind it its gradient."""
-    n = 4
-    panels = {f"hop {hop}": [(rank - hop) % n for rank in range(n)] for hop in range(1, n)} | {"home": list(range(n))}
-    held = {title: [[(f"dK {k}", "gradients")] for k in blocks] for title, blocks in panels.items()}
-    for title in list(panels)[:-1]:
-        held[title] = [[(f"K {k}", "gathered"), (f"dK {k}", "gradients")] for k in panels[title]]
+    held = {}
+    for hop in range(1, _N + 1):
+        blocks, home = [(rank - hop) % _N for rank in range(_N)], hop == _N
+        held["home" if home else f"hop {hop}"] = [[(f"K {k}", "gathered"), (f"dK {k}", "gradients")][home:] for k in blocks]
     return drawings.who_holds(held, height=1.2)
 
 
@@ -83,31 +79,25 @@ def behind_attention(messages: Mapping[str, float]) -> style.Figure:
 
     messages: title -> a message's time ÷ that of a hop's attention
     """
-    n, lanes, phases = 4, {}, {}
+    lanes = {}
     for title, ratio in messages.items():
-        done, here, spans = 0.0, 0.0, {"attention": [], "network": []}
-        for hop in range(n):
-            start = max(done, here)
-            spans["attention"].append((start, start + 1, f"attention {hop}", "compute"))
-            if hop < n - 1:
-                here = start + ratio
-                spans["network"].append((start, here, f"keys and values {hop + 1}", "gathered"))
-            done = start + 1
-        lanes[title], phases[title] = spans, []
-    return drawings.when(lanes, phases)
+        starts = [hop * max(1.0, ratio) for hop in range(_N)]
+        attention = [(at, at + 1, f"attention {hop}", "compute") for hop, at in enumerate(starts)]
+        network = [(at, at + ratio, f"keys and values {hop}", "gathered") for hop, at in enumerate(starts[:-1], 1)]
+        lanes[title] = {"attention": attention, "network": network}
+    return drawings.when(lanes, {title: [] for title in lanes})
 
 
 @style.styled
 def all_to_all(heads: int = 8, n: int = 4, kv_heads: int | None = None) -> style.Figure:
     """Draws Ulysses: before, a rank has all heads of its tokens; after the all-to-all, some heads of all tokens.
 
-    heads: query heads, at most 16; n: ranks, 2 to 8; kv_heads: if they're fewer than ranks, each goes to all ranks whose
-    queries read it. Raises ValueError for other numbers, and those that don't divide each other as they must.
+    heads: query heads, at most 8; n: ranks, 2 to 4; kv_heads: if they're fewer than ranks, each goes to all ranks whose queries
+    read it. Raises ValueError for other numbers, and those that don't divide each other as they must.
     """
-    ranks(n)
     kv_heads = kv_heads or heads
-    if heads > 16:
-        raise ValueError(f"heads={heads}: a picture has room for 1 to 16 heads")
+    if heads > 8 or n not in range(2, 5):
+        raise ValueError(f"heads={heads}, n={n!r}: a picture has room for 8 heads on 2 to 4 ranks")
     context.ulysses(1, n, heads, kv_heads, 1, n)  # raises
     received = max(kv_heads, n)
     keys = {"keys, values": (range(kv_heads), [k * kv_heads // received for k in range(received)])}
@@ -130,43 +120,34 @@ def _exchange(axes: Axes, x: float, side: float, title: str, n: int, before: Seq
     for rank in range(n):
         text = f"rank {rank}" if wide > 0.8 else str(rank)
         box(axes, (x, y + high * (1 - (rank + 1) / n)), wide, high / n, rank, text, 9)
-        box(axes, (start + rank * each, y), each, high, rank, "" if each < 0.2 else str(rank), 9)
-        if each < 0.2:
-            axes.text(start + (rank + 0.5) * each, y + high + 0.02, rank, fontsize=8, ha="center", va="bottom")
+        box(axes, (start + rank * each, y), each, high, rank, str(rank), 9)
     axes.annotate("", (start - 0.15, y + high / 2), (x + wide + 0.15, y + high / 2), arrowprops=_ARROW)
     axes.text(start - 0.5, y + high / 2 + 0.07, "all-to-all", fontsize=9, ha="center", va="bottom")
     copied = ", copied" * (len(after) > len(before))
     for left, heads, said in ((x, before, "all heads, own tokens"), (start, after, f"own heads, all tokens{copied}")):
         axes.vlines([left + k * side for k in range(1, len(heads))], y, y + high, color="#666666", linestyle=":", linewidth=0.8)
         for place, head in enumerate(heads):
-            if side > 0.15 or not head % 4:
-                axes.text(left + (place + 0.5) * side, y - 0.04, head, fontsize=7.5, ha="center", va="top")
+            axes.text(left + (place + 0.5) * side, y - 0.04, head, fontsize=7.5, ha="center", va="top")
         middle = left + len(heads) * side / 2
         axes.text(middle, y - 0.22, "head", fontsize=8, ha="center", va="top")
         axes.text(middle, y - 0.4, said, fontsize=8, style="italic", ha="center", va="top")
     return start + len(after) * side
 
 
-def ranks(n: int) -> None:
-    """Raises ValueError for a number of ranks that a picture cannot tell apart."""
-    if type(n) is not int or not 2 <= n <= len(LOOKS):
-        raise ValueError(f"n={n!r}: a picture shows 2 to {len(LOOKS)} ranks")
-
-
 def scores(
-    layout: str, n: int, seq: int, tile: int | None = None, documents: Sequence[int] = (), order: str = "sequence"
+    layout: str, seq: int, tile: int | None = None, documents: Sequence[int] = (), order: str = "sequence"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The rank of each token as drawn, and which scores of queries × keys are visible and computed; refuses what mask does."""
-    context.work(seq, n, layout, tile=tile)  # raises
+    context.work(seq, _N, layout, tile=tile)  # raises
     if documents and (sum(documents) != seq or min(documents) < 1):
         raise ValueError(f"documents={documents!r} have {sum(documents)} tokens, the sequence {seq}: give lengths that add up")
     if order not in ORDERS:
         raise ValueError(f"order={order!r}: {nearest(order, ORDERS)}")
-    owned, document = np.array(context.owners(seq, n, layout)), np.repeat(np.arange(len(documents) or 1), documents or seq)
+    owned, document = np.array(context.owners(seq, _N, layout)), np.repeat(np.arange(len(documents) or 1), documents or seq)
     visible = np.tri(seq, dtype=bool) & (document[:, None] == document)
     computed = visible.copy()
     if tile is not None:
-        chunks = [np.array(chunk) for rank in range(n) for chunk in context.chunks(seq, n, layout, rank)]
+        chunks = [np.array(chunk) for rank in range(_N) for chunk in context.chunks(seq, _N, layout, rank)]
         tiles = [each for chunk in chunks for each in np.array_split(chunk, -(-len(chunk) // tile))]
         for pair in product(tiles, repeat=2):
             computed[np.ix_(*pair)] = visible[np.ix_(*pair)].any()
@@ -176,23 +157,22 @@ def scores(
 
 @style.styled
 def mask(
-    *layouts: str, n: int = 4, seq: int = 16, tile: int | None = None, documents: Sequence[int] = (), order: str = "sequence"
+    *layouts: str, seq: int = 16, tile: int | None = None, documents: Sequence[int] = (), order: str = "sequence"
 ) -> style.Figure:
-    """Draws scores of queries (rows) with keys (columns), each in its rank's colour; a panel for each layout.
+    """Draws scores of queries (rows) with keys (columns), each in the colour of its rank of 4; a panel for each layout.
 
-    layouts: theory.context.LAYOUTS, unless some are given; n: ranks, 2 to 8; seq: tokens; tile: a rank's tokens are cut, chunk
-    by chunk, into tiles of at most so many; where any of a pair of tiles is visible, all of it is computed, and what is
-    computed for nothing is hatched; documents: their lengths; a token sees its own only, up to the dashed lines; order:
-    "sequence", or "ranks": by rank, so that a block of rows and columns is what a rank does in one hop. Raises ValueError for
-    unknown names, another n, a seq without equal shards, and lengths that don't add up.
+    layouts: theory.context.LAYOUTS, unless some are given; seq: tokens; tile: a rank's tokens are cut, chunk by chunk, into
+    tiles of at most so many; where any of a pair of tiles is visible, all of it is computed, and what is computed for nothing
+    is hatched; documents: their lengths; a token sees its own only, up to the dashed lines; order: "sequence", or "ranks": by
+    rank, so that a block of rows and columns is what a rank does in one hop. Raises ValueError for unknown names, a seq
+    without equal shards, and lengths that don't add up.
     """
-    ranks(n)
     layouts = layouts or context.LAYOUTS
-    found = [scores(layout, n, seq, tile, documents, order) for layout in layouts]
+    found = [scores(layout, seq, tile, documents, order) for layout in layouts]
     side = min(3.4, 9.2 / len(layouts) - 0.75)
     fig, panels = style.figure(columns=len(layouts), width=len(layouts) * (side + 0.75), height=side + 1.65)
     for axes, layout, (owned, visible, computed) in zip(panels, layouts, found, strict=True):
-        nothing, work = computed & ~visible, [int(computed[owned == rank].sum()) for rank in range(n)]
+        nothing, work = computed & ~visible, [int(computed[owned == rank].sum()) for rank in range(_N)]
         _fill(axes, np.where(visible, owned[:, None], np.nan), edgecolors="#bbbbbb", linewidth=0.4)
         look = {"cmap": ListedColormap(["white"]), "hatch": "xxxxxx", "edgecolors": "#777777", "linewidth": 0}
         axes.pcolor(np.ma.masked_array(nothing, ~nothing), gid="for nothing", **look)
@@ -209,7 +189,7 @@ def mask(
         narrow = len(places) == 1
         axes.set_xticks(places, names, ha="left" if narrow else "center")
         axes.set_yticks(places, names, rotation=270 * narrow, va="top" if narrow else "center")
-        said = [f"scores of each rank:\n{', '.join(map(str, work))}", f"slowest ÷ mean: {max(work) * n / sum(work):.2f}"]
+        said = [f"scores of each rank:\n{', '.join(map(str, work))}", f"slowest ÷ mean: {max(work) * _N / sum(work):.2f}"]
         said += [f"hatched, for nothing: {nothing.sum()} of {sum(work)}"] * bool(nothing.any())
         axes.text(0, seq * 1.03, "\n".join(said), va="top", fontsize=8)
     return fig
@@ -238,23 +218,22 @@ def _numbers(owned: np.ndarray, side: float) -> tuple[Sequence[float], list[str]
 
 
 @style.styled
-def hops(layout: str, n: int = 4) -> style.Figure:
-    """Draws what each rank computes in each hop of the ring: its scores, their share of the block, and whose keys they are.
+def hops(layout: str) -> style.Figure:
+    """Draws what each of 4 ranks computes in each hop of a ring: its scores, their share of the block, whose keys they are.
 
-    A thick frame is a rank for which the others wait. The sequence counts as so long that a single diagonal doesn't matter. n:
-    ranks, 2 to 8. Raises ValueError for an unknown layout, and another n.
+    A thick frame is a rank for which the others wait. The sequence counts as so long that a single diagonal doesn't matter.
+    Raises ValueError for an unknown layout.
     """
-    ranks(n)
-    (owned, visible, _), share = scores(layout, n, 8 * n, order="ranks"), shares(layout, n)
+    (owned, visible, _), share = scores(layout, 8 * _N, order="ranks"), shares(layout)
     longest, shortest = share.max(axis=0), share.min(axis=0)
     idle = 1 - share.mean(axis=0).sum() / longest.sum()
-    fig, panels = style.figure(columns=n, rows=n, width=max(0.4 + 0.8 * n, 3.6), height=0.9 + 1.1 * n)
-    for axes, (rank, hop) in zip(panels, np.ndindex(n, n), strict=True):
-        source, own = (rank - hop) % n, share[rank, hop]
+    fig, panels = style.figure(columns=_N, rows=_N, width=0.4 + 0.8 * _N, height=0.9 + 1.1 * _N)
+    for axes, (rank, hop) in zip(panels, np.ndindex(_N, _N), strict=True):
+        source, own = (rank - hop) % _N, share[rank, hop]
         _fill(axes, np.where(visible[np.ix_(owned == rank, owned == source)], source, np.nan))
         axes.set_title(f"hop {hop}\n" * (rank == 0) + f"K,V {source}", fontsize=8, weight="normal", loc="center", pad=3)
         said = {0: "waits", 0.5: "½"}.get(own, f"{own:g}"), {0.5: "½"}.get(longest[hop], f"{longest[hop]:g}")
-        axes.set_xlabel("\nlasts ".join(said[: 1 + (rank == n - 1)]), fontsize=8)
+        axes.set_xlabel("\nlasts ".join(said[: 1 + (rank == _N - 1)]), fontsize=8)
         axes.set_ylabel(f"rank {rank}" * (hop == 0), fontsize=8, rotation=0, ha="right", va="center")
         axes.spines[:].set_linewidth(2.4 if own == longest[hop] > shortest[hop] else 0.5)
     fig.suptitle(layout, fontsize=11, weight="bold")
@@ -262,6 +241,6 @@ def hops(layout: str, n: int = 4) -> style.Figure:
     return fig
 
 
-def shares(layout: str, n: int) -> np.ndarray:
+def shares(layout: str) -> np.ndarray:
     """Returns what share of a block's scores each rank computes in each hop, of a long sequence: ranks × hops."""
-    return np.round(np.array(context.work(n * _LONG, n, layout)) / _LONG**2, 2)
+    return np.round(np.array(context.work(_N * _LONG, _N, layout)) / _LONG**2, 2)
