@@ -7,7 +7,6 @@ a forward runs, the whole parameter takes its place: whoever reads it has it gat
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 Group = dist.ProcessGroup | None
 as_parts = torch._C.DisableTorchFunctionSubclass  # inside, shards are tensors like others
@@ -74,7 +73,9 @@ class Shard(Tensor):
     @classmethod
     @torch._disable_dynamo  # as compiler.disable, without importing the compiler now
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        kwargs, found, name = kwargs or {}, _shards(func, args, kwargs), _name(func)
+        kwargs, name = kwargs or {}, _name(func)
+        tensors = _tensors(func, args, kwargs)
+        found = [x for x in tensors if isinstance(x, Shard)]
         if any(isinstance(x, ShardParameter) and x.reads() for x in found):
             return _of_whole(func, name, args, kwargs)
         first = found[0]
@@ -84,7 +85,7 @@ class Shard(Tensor):
             return _assign(*args)
         side = name == "size" and len(args) + len(kwargs) > 1  # they mean the whole's
         side |= name in ("size", "shape") and first.origin.gradient
-        if not _may(func, name) or side or not _fit(found, args, kwargs):
+        if not _may(func, name) or side or not _fit(found, tensors):
             raise ValueError(
                 f"{name} of {first.origin.name}, outside its module's forward: here is "
                 "only this rank's part, and each rank would get a result of its own. Read "
@@ -98,7 +99,9 @@ class Shard(Tensor):
                 dist.all_reduce(args[1], dist.ReduceOp.MAX, group=group)
         if name in MAKERS or (func.__name__ == "__get__" and name not in ("data", "grad")):
             return result
-        return tree_map_only(Tensor, partial(as_part, like=first), result)
+        if isinstance(result, list | tuple):
+            return type(result)(as_part(x, first) for x in result)
+        return as_part(result, first) if isinstance(result, Tensor) else result
 
     def to_local(self) -> Tensor:
         """Returns this rank's part as a plain tensor that shares its memory."""
@@ -191,9 +194,15 @@ def _name(func: Callable) -> str:
     return func.__self__.__name__ if attribute else func.__name__
 
 
-def _shards(func: Callable, args: tuple, kwargs: dict) -> list[Shard]:
-    values = args[:1] if func.__name__ == "__get__" else tree_leaves((args, kwargs))
-    return [x for x in values if isinstance(x, Shard)]
+def _tensors(func: Callable, args: tuple, kwargs: dict) -> list[Tensor]:
+    """The tensors among a function's arguments, and in lists of many at once."""
+    if func.__name__ == "__get__":
+        return [args[0]]
+    found = []
+    for value in (*args, *kwargs.values()):
+        many = value if isinstance(value, list | tuple) else (value,)
+        found += [x for x in many if isinstance(x, Tensor)]
+    return found
 
 
 def _tells(func: Callable, name: str) -> bool:
@@ -210,12 +219,13 @@ def _may(func: Callable, name: str) -> bool:
     return plain in ALLOWED or name in MAKERS | QUESTIONS or name.startswith("_fused_")
 
 
-def _fit(parts: list[Shard], args: tuple, kwargs: dict) -> bool:
+def _fit(parts: list[Shard], tensors: list[Tensor]) -> bool:
     """Whether all other tensors are as large as a part: states, masks, or one number."""
+    if len(parts) == len(tensors):
+        return True
     with as_parts():
         sizes = {part.numel() for part in parts}
-        others = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        return all(x.dim() == 0 or x.numel() in sizes for x in others)
+        return all(x.dim() == 0 or x.numel() in sizes for x in tensors)
 
 
 def _assign(part: Shard, index: object, value: float) -> None:
