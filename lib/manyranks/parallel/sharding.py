@@ -101,9 +101,13 @@ class Row:
         absent: the parameters that this rank had none of
         """
         return [
-            None if missing and bool(((grad == 0) & grad.signbit()).all()) else grad
+            None if missing and grad.numel() and _is_minus_zero(grad) else grad
             for grad, missing in zip(self.split(mean_S), absent, strict=True)
         ]
+
+
+def _is_minus_zero(grad: Tensor) -> bool:
+    return bool(((grad == 0) & grad.signbit()).all())
 
 
 def reduce_scatter(row_E: Tensor, group: Group = None) -> Tensor:

@@ -30,7 +30,7 @@ from manyranks.parallel.collectives.messages import wait
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.partition import by_name
 from manyranks.parallel.precision import Clip, Held, groups_of, states_of
-from manyranks.parallel.shard import Origin, ShardParameter, check_elementwise
+from manyranks.parallel.shard import Origin, check_elementwise
 from manyranks.parallel.sharding import (
     Group,
     Named,
@@ -62,7 +62,7 @@ class ShardedRow:
             parameter.data = part
         self._own_S = self.row.own(self.row_E)
         own = [part.to(wide(part.dtype)) for part in self.row.split(self._own_S)]
-        self.shards = [ShardParameter(part) for part in own]
+        self.shards = [nn.Parameter(part) for part in own]
         each = zip(self.shards, named.items(), self.row.firsts, strict=True)
         for shard, (name, parameter), first in each:
             shard.origin = Origin(name, parameter.shape, first, group)
@@ -243,7 +243,7 @@ class ZeroOptimizer:
         self._prepare()
         return [shard.grad for shard in self.shards() if shard.grad is not None]
 
-    def shards(self) -> list[ShardParameter]:
+    def shards(self) -> list[nn.Parameter]:
         """Returns this rank's parts of all parameters, which .optimizer steps."""
         return [shard for row in self.rows for shard in row.shards]
 
