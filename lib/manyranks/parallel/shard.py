@@ -99,9 +99,9 @@ class Shard(Tensor):
                 dist.all_reduce(args[1], dist.ReduceOp.MAX, group=group)
         if name in MAKERS or (func.__name__ == "__get__" and name not in ("data", "grad")):
             return result
-        if isinstance(result, list | tuple):
-            return type(result)(as_part(x, first) for x in result)
-        return as_part(result, first) if isinstance(result, Tensor) else result
+        if isinstance(result, list | tuple):  # of many at once, or a size
+            return type(result)(_result(x, first) for x in result)
+        return _result(result, first)
 
     def to_local(self) -> Tensor:
         """Returns this rank's part as a plain tensor that shares its memory."""
@@ -148,6 +148,10 @@ def as_gradient(tensor: Tensor, of: Shard) -> Shard:
     name, matrix = f"the gradient of {origin.name}", len(origin.shape) > 1
     found.origin = origin._replace(name=name, gradient=matrix)
     return found
+
+
+def _result(result: object, like: Shard) -> object:
+    return as_part(result, like) if isinstance(result, Tensor) else result
 
 
 def local(tensor: Tensor) -> Tensor:
