@@ -166,7 +166,7 @@ def check_elementwise(optimizer: type[torch.optim.Optimizer], options: dict) -> 
     """
     options = {k: v for k, v in options.items() if k != "params"}
     options |= {"lr": 0.1} if options.get("lr") == 0 else {}
-    whole = torch.linspace(-1, 1, 12, dtype=torch.float64)
+    whole = torch.linspace(-1, 1, 12, dtype=torch.float64, device="cpu")
     try:
         stepped = _stepped(optimizer, options, [whole.view(4, 3)])
         pieces = _stepped(optimizer, options, [whole[:5], whole[5:]])
@@ -243,7 +243,8 @@ def _assign(part: Shard, index: object, value: float) -> None:
             f"{part.origin.name} was given {value.numel()} values by index: this rank has "
             "a part of it; give one value, or load a state dict"
         )
-    at = torch.arange(shape.numel()).view(shape)[index].flatten() - first
+    all_E = torch.arange(shape.numel(), device=part.device)
+    at = all_E.view(shape)[index].flatten() - first
     part.to_local()[at[(at >= 0) & (at < len(part))]] = value
 
 

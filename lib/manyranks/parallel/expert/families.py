@@ -17,7 +17,9 @@ from manyranks.parallel.expert.experts import Experts, grouped, here
 from manyranks.parallel.expert.routing import Routing
 
 _WEIGHTS = {"gate_up_proj", "down_proj"}
-_SCALES = 2.0 ** torch.arange(-2, 9)  # of tokens, so that clamps of gates show
+_SCALES = 2.0 ** torch.arange(
+    -2, 9, device="cpu"
+)  # of tokens, so that clamps of gates show
 
 
 class OfTransformers(Experts):
