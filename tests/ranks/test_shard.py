@@ -281,5 +281,17 @@ def test_optimizers_that_look_at_whole_parameters_are_refused_before_a_message(s
     assert set(measured.payload_bytes.values()) == {0}
 
 
+def test_a_group_may_have_names_of_its_own_and_unknown_options_are_the_optimizer_s_to_refuse(shared_world):
+    def both() -> str:
+        ZeroOptimizer([{"params": model().parameters(), "whose": "all", "lr": 0.0}], torch.optim.AdamW)
+        try:
+            ZeroOptimizer(model().parameters(), torch.optim.AdamW, rate=1)
+        except TypeError as error:
+            return str(error)
+        return ""
+
+    assert all("rate" in error for error in shared_world.run(both))
+
+
 def test_data_parallel_keeps_tensors_that_anyone_may_read(shared_world):
     assert all(shared_world.run(lambda: stepped(OverlappedDataParallel).module.first.weight.grad.norm().item() > 0))

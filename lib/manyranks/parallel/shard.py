@@ -159,32 +159,33 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, Shard) else tensor
 
 
-def check_elementwise(optimizer: type[torch.optim.Optimizer], options: dict) -> None:
+def check_elementwise(optimizer: type[torch.optim.Optimizer], group: dict, **how) -> None:
     """Raises ValueError for an optimizer that steps a whole otherwise than its parts.
 
-    optimizer: a class; options: its keyword arguments, and maybe a group's
+    optimizer: a class; group: a parameter group, whose options are tried; **how: its own
     """
-    options = {k: v for k, v in options.items() if k != "params"}
-    options |= {"lr": 0.1} if options.get("lr") == 0 else {}
+    group = group | {"lr": 0.1} if group.get("lr", how.get("lr")) == 0 else group
     whole = torch.linspace(-1, 1, 12, dtype=torch.float64, device="cpu")
+    # Options that it doesn't know it refuses in its own words.
+    optimizer([{**group, "params": [nn.Parameter(whole.view(4, 3).clone())]}], **how)
     try:
-        stepped = _stepped(optimizer, options, [whole.view(4, 3)])
-        pieces = _stepped(optimizer, options, [whole[:5], whole[5:]])
+        stepped = _stepped(optimizer, group, how, [whole.view(4, 3)])
+        pieces = _stepped(optimizer, group, how, [whole[:5], whole[5:]])
         same, why = torch.allclose(stepped, pieces, 1e-9, 1e-12), None
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         same, why = False, error
     if not same:
         raise ValueError(
-            f"{optimizer.__name__} looks at whole parameters, or can't step without more "
+            f"{getattr(optimizer, '__name__', optimizer)} looks at whole parameters, or can't step without more "
             "than their gradients: each rank has a part of them here; give one that works "
             "element by element, such as AdamW, or train with OverlappedDataParallel"
         ) from why
 
 
-def _stepped(optimizer: type, options: dict, values: list[Tensor]) -> Tensor:
+def _stepped(optimizer: type, group: dict, how: dict, values: list[Tensor]) -> Tensor:
     """Returns parameters, end to end, after two steps with gradients of their own size."""
     parameters = [nn.Parameter(value.clone()) for value in values]
-    steps = optimizer(parameters, **options)
+    steps = optimizer([{**group, "params": parameters}], **how)
     for _ in range(2):
         for p in parameters:
             p.grad = p.detach().sin() + 0.5

@@ -161,7 +161,7 @@ class ZeroOptimizer:
         self.frozen: list[tuple[str, nn.Parameter]] = []
         self._left, self._prepared, self._backward = 0, False, False
         groups = groups_of(params)
-        check_elementwise(optimizer_class, {**groups[0], **kwargs})
+        check_elementwise(optimizer_class, groups[0], **kwargs)
         groups = [self._sharded(group) for group in groups]
         self.optimizer = optimizer_class(groups, **kwargs)
 
