@@ -175,8 +175,9 @@ def check_elementwise(optimizer: type[torch.optim.Optimizer], group: dict, **how
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         same, why = False, error
     if not same:
+        name = getattr(optimizer, "__name__", optimizer)
         raise ValueError(
-            f"{getattr(optimizer, '__name__', optimizer)} looks at whole parameters, or can't step without more "
+            f"{name} looks at whole parameters, or can't step without more "
             "than their gradients: each rank has a part of them here; give one that works "
             "element by element, such as AdamW, or train with OverlappedDataParallel"
         ) from why
