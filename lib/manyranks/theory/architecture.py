@@ -101,6 +101,7 @@ class ModelShape:
     kv_heads: int | None = None
     head_size: int | None = None
     gated: bool = True
+    clamped: bool = False
     tied: bool = False
     norm: str = "rmsnorm"
     norms_per_layer: int = 2

@@ -14,6 +14,9 @@ from manyranks.theory.stacks import ATTENTION
 
 # What selective recomputation runs again beside the attention core: arXiv 2412.19437, section 3.2.3.
 CHEAP = ("rmsnorm", "product", "latent")
+# A kernel here stands for what a module launches. Those of routing are a dozen operators each: the router's scores, its choice
+# and its losses; counting, sorting and padding the copies; undoing it. Counted in Megatron-LM, megatron/core/transformer/moe.
+OPERATORS = {"route": 12}
 FLASH_BACKWARD = 2.5  # five products instead of two: the scores are computed again; arXiv 2307.08691, section 3.1.2
 
 
@@ -61,6 +64,11 @@ def work(shape: ModelShape, plan: Plan, part: str, imbalance: float = 1.0) -> li
     own = [kernel for kernel in there if kernel.part == "core"]
     weights = [kernel for kernel in there if kernel.flops and kernel.part != "core"]
     return [there, back, weights, own, [gradient for kernel in own for gradient in gradients(kernel, plan)]]
+
+
+def launches(work: list[Kernel]) -> int:
+    """How often the host launches something for these kernels, each of which counts once; but see OPERATORS."""
+    return sum(OPERATORS.get(kernel.part, 1) for kernel in work)
 
 
 def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
@@ -194,7 +202,7 @@ def mlp(
     into = 2 if shape.gated else 1
     return [
         *linear("mlp", rows, into * width, shape.hidden, plan),
-        moved("product", rows * width, plan.framework.moved.gated) if shape.gated else moved("gelu", rows * width, 4),
+        moved("product", rows * width, _function_bytes(shape, plan)) if shape.gated else moved("gelu", rows * width, 4),
         *linear("mlp", rows, shape.hidden, width, plan),
     ]
 
@@ -212,13 +220,27 @@ def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kerne
     grouped = mlp(shape, plan, shape.expert_ffn, imbalance * routed, plan.expert_tp)
     loaded = [_of_experts(kernel, local) for kernel in grouped]
     shared = shape.shared_experts * shape.shared_ffn
+    padded = [moved("pad", imbalance * routed * h, 4)] if plan.recipe.matmul == 1 and plan.framework.pads else []
     return [
         unquantised("route", T, shape.experts, h, plan),
-        moved("route", (1 + imbalance) / 2 * routed * h, 4 * plan.recipe.matmul),  # sorted to be sent, and again on arrival
+        moved("route", (1 + imbalance) / 2 * routed * h, 4 * sent_bytes(plan)),  # to be sent, and on arrival
+        *padded,
         *loaded,
-        moved("route", routed * h, 4),
+        *padded,
+        moved("route", (1 + imbalance) / 2 * routed * h, 8),  # sorted to be sent back, and summed on arrival
         *(mlp(shape, plan, shared) if shared else []),
     ]
+
+
+def _function_bytes(shape: ModelShape, plan: Plan) -> float:
+    """Of a gated MLP's function and product, an element. Where it clamps, that's eight operators instead of a fused one: two
+    clamps, three for the sigmoid of a multiple, a one added, two products."""
+    return 36 if shape.clamped else plan.framework.moved.gated
+
+
+def sent_bytes(plan: Plan) -> int:
+    """Of an element on its way to an expert: results come back in 16 bits."""
+    return plan.recipe.matmul if plan.recipe.matmul == 1 and plan.framework.sends_8_bits else 2
 
 
 def _of_experts(kernel: Kernel, local: float) -> Kernel:
