@@ -16,12 +16,29 @@ OFFLOAD = ("none", "optimizer", "all")
 
 
 class Recipe(NamedTuple):
-    """Bytes a parameter of each model state, and of one element of activations and of the matrices in a matmul."""
+    """Bytes a parameter of each model state, and of one element of the matrices that a linear layer multiplies.
+
+    matmul: an element's, with its share of the scales.
+    sent: an element's of a token on its way to an expert.
+    block: elements of a matrix that share a scale, 0 where a whole tensor or a tile does.
+    """
 
     parameters: int
     gradients: int
     optimizer: int
-    matmul: int = 2
+    matmul: float = 2
+    sent: int = 2
+    block: int = 0
+
+    @property
+    def rate(self) -> str:
+        """Names how fast a chip multiplies a linear layer's matrices, as kernels.peak does."""
+        return "fp4" if self.matmul < 1 else "fp8" if self.matmul < 2 else "bf16" if self.matmul == 2 else "fp32"
+
+    @property
+    def quantised(self) -> bool:
+        """Whether linear layers multiply in fewer bits than activations have: attention and the head keep 16."""
+        return self.rate in ("fp4", "fp8")
 
     @property
     def total(self) -> int:
@@ -36,11 +53,11 @@ class Recipe(NamedTuple):
 RECIPES = {
     "bf16": Recipe(2, 2, 12),  # arXiv 1910.02054, section 3.1: half precision, Adam in fp32 with a master copy
     "fp16": Recipe(2, 2, 12),
-    "fp32": Recipe(4, 4, 8, matmul=4),
+    "fp32": Recipe(4, 4, 8, matmul=4, sent=4),
     "bf16-fp32-gradients": Recipe(2, 4, 12),  # Megatron-LM docs/user-guide/features/dist_optimizer.md: 18 bytes
     "fp16-fp32-gradients": Recipe(2, 2, 16),  # the same page: 20 bytes; the fp32 copy of the gradients is sharded too
     "bf16-moments": Recipe(2, 4, 8),  # arXiv 2412.19437, section 3.3.3: fp32 master and gradients, both moments in bf16
-    "fp8": Recipe(2, 4, 8, matmul=1),  # the same section: matrices of linear layers in 8 bits
+    "fp8": Recipe(2, 4, 8, matmul=1, sent=1),  # the same section: matrices of linear layers in 8 bits, and tokens sent in them
 }
 
 
