@@ -13,9 +13,9 @@ GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One chip. flops, flops_fp8: dense FLOP/s in bfloat16 (V100: float16) and in 8 bits; memory: bytes; bandwidths in bytes/s,
-    of links one way; 0 where unknown. matmul_fraction: the share of `flops` that the best large matrix product reaches;
-    processors: that compute tiles of a product (NVIDIA: streaming multiprocessors).
+    """One chip. flops, flops_fp8, flops_fp4: dense FLOP/s in bfloat16 (V100: float16), in 8 and in 4 bits; memory: bytes;
+    bandwidths in bytes/s, of links one way; 0 where unknown. matmul_fraction: the share of `flops` that the best large matrix
+    product reaches; processors: that compute tiles of a product (NVIDIA: streaming multiprocessors); watts: its limit.
     """
 
     name: str
@@ -32,6 +32,8 @@ class Accelerator:
     processors: int = 0
     reuse: float = 1.0  # multiplications that a product has to do with each number from the cache to be as fast as the peak
     tf32: float = 0.5  # rate of 32-bit products ÷ flops
+    flops_fp4: float = 0.0
+    watts: float = 0.0
 
     def __post_init__(self):
         for name in _NUMBERS:
@@ -43,6 +45,11 @@ class Accelerator:
             raise ValueError(
                 f"accelerator {self.name!r}: {both} are shares of its {self.flops:.3g} FLOP/s, {MOST} and 1 at most"
             )
+
+    @property
+    def scaled(self) -> bool:
+        """Whether its products read a scale with each block of 8-bit or 4-bit numbers: MXFP8, NVFP4. What has 4 bits does."""
+        return self.flops_fp4 > self.flops
 
 
 _NUMBERS = tuple(field.name for field in fields(Accelerator) if field.type in (int, float))
@@ -118,8 +125,9 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 # accelerators.csv, flops_per_exponential: FLOPs of a matrix product in the time of one exponential. The processors' special
-# function units do 16 a cycle in every generation, their tensor cores twice the FLOPs of the last. H100: 989 against 3.9
-# TFLOP/s, arXiv 2407.08608, section 3.2. Its processors are those of NVIDIA's white papers and data sheets.
+# function units do 16 a cycle in every generation, twice as many in Blackwell Ultra, their tensor cores twice the FLOPs of the
+# last. H100: 989 against 3.9 TFLOP/s, arXiv 2407.08608, section 3.2. Its processors are those of NVIDIA's white papers and data
+# sheets.
 # With an A100's instructions an H100 reaches 0.54 of its peak: then FlashAttention-2 runs at 35 % of it, forward and backward
 # together, as arXiv 2407.08608 says. Later chips are taken to run them as fast as an H100 does.
 _HOPPER, _AMPERE = 989 * TFLOPS, 0.54
@@ -151,12 +159,14 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         number("scaleup_unidir_GBps_per_device", GB),
         number("typical_nic_GBps_per_device", GB),
         row["source"],
-        flops * (2 if fp8 else 1),
+        _peaks().get((name, "float8"), flops * (2 if fp8 else 1)),
         reached,
         flops / float(row["flops_per_exponential"]) if row["flops_per_exponential"] else 0.0,
         _ampere(row["flops_per_exponential"], flops) if fp8 else 1.0,
         int(row["processors"] or 0),
         _REUSE * (2 * _SHARED if fp8 else 0.5 if name.startswith("V100") else 1),
+        flops_fp4=_peaks().get((name, "float4"), 0.0),
+        watts=number("watts", 1),
     )
 
 
@@ -198,6 +208,8 @@ def peak(accelerator: Accelerator, dtype: str) -> float | None:
         return None if chip.startswith("TPU") else flops
     if dtype == "float8":
         return accelerator.flops_fp8 if accelerator.flops_fp8 > flops else None
+    if dtype == "float4":
+        return accelerator.flops_fp4 or None
     return _peaks().get((chip, dtype))
 
 

@@ -71,7 +71,8 @@ def filled(m: float, n: float, count: float, processors: int, a: int, b: int, fe
 
 
 def peak(chip: Accelerator, rate: str) -> float:
-    """FLOP/s of matrix products: "bf16", "fp8" (bf16's on chips without it), or "fp32" (TF32 on GPUs, half of bf16)."""
+    """FLOP/s of matrix products: "bf16", "fp8" or "fp4" (bf16's on chips without), or "fp32" (TF32 on GPUs, half of bf16)."""
     if rate == "bf16":
         return chip.flops
-    return {"fp8": chip.flops_fp8 or chip.flops, "fp32": chip.flops * chip.tf32}[rate]
+    quantised = {"fp8": chip.flops_fp8 or chip.flops, "fp4": chip.flops_fp4 or chip.flops}
+    return (quantised | {"fp32": chip.flops * chip.tf32})[rate]

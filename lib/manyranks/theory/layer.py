@@ -35,7 +35,7 @@ class Kernel(NamedTuple):
     tiles: float = 0.0  # of unequal length, which are computed in the order of their length: blocks of rows under a causal mask
 
 
-def matmul(part: str, m: float, n: float, k: float, itemsize: int = 2, count: float = 1, rate: str = "bf16") -> Kernel:
+def matmul(part: str, m: float, n: float, k: float, itemsize: float = 2, count: float = 1, rate: str = "bf16") -> Kernel:
     """`count` products of m × k with k × n: 2mnk FLOPs each, every matrix read or written once."""
     moves = itemsize * count * (m * k + k * n + m * n)
     return Kernel(part, 2 * count * m * n * k, moves, rate, count * k * n, sizes=(m, n, k, count))
@@ -120,15 +120,17 @@ def recomputed(kernel: Kernel, plan: Plan) -> bool:
 
 
 def linear(part: str, m: float, n: float, k: float, plan: Plan) -> list[Kernel]:
-    """A linear layer in the plan's precision; 8-bit matrices are first written from 16-bit activations."""
-    if plan.recipe.matmul == 1:
-        return [matmul(part, m, n, k, 1, rate="fp8"), moved("quantise", m * (n + k), plan.framework.moved.quantised)]
+    """A linear layer in the plan's precision; matrices of 8 or 4 bits are first written from 16-bit activations, and read."""
+    if plan.recipe.quantised:
+        size, rate = plan.recipe.matmul, plan.recipe.rate
+        once = 2 + size * (plan.framework.moved.quantised - 2)
+        return [matmul(part, m, n, k, size, rate=rate), moved("quantise", m * (n + k), once)]
     return [unquantised(part, m, n, k, plan)]
 
 
 def unquantised(part: str, m: float, n: float, k: float, plan: Plan, count: float = 1) -> Kernel:
     """`count` products in the plan's precision, but in 16 bits where linear layers' are in 8."""
-    if plan.recipe.matmul == 4:
+    if plan.recipe.rate == "fp32":
         return matmul(part, m, n, k, 4, count, "fp32")
     return matmul(part, m, n, k, count=count)
 
@@ -171,7 +173,7 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
     if plan.flash:
         length = attended_length(shape, plan.seq, 0.5)
         moved_once = 2 * T * (heads + shape.kv_heads / plan.tp) * (key_size + value_size)  # blocks.attention_bytes_once
-        rate = "fp32" if plan.recipe.matmul == 4 else "bf16"
+        rate = "fp32" if plan.recipe.rate == "fp32" else "bf16"
         flops = 2 * T * length * heads * (key_size + value_size)
         whole = Kernel("core", flops, moved_once, rate, specials=T * length * heads)
         if plan.framework.attention == "own":
@@ -218,9 +220,9 @@ def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kerne
     T, h = plan.expert_tokens, shape.hidden
     routed, local = T * shape.top_k, shape.experts / plan.ep
     grouped = mlp(shape, plan, shape.expert_ffn, imbalance * routed, plan.expert_tp)
-    loaded = [_of_experts(kernel, local) for kernel in grouped]
+    loaded = [_of_experts(kernel, local, plan.recipe.matmul) for kernel in grouped]
     shared = shape.shared_experts * shape.shared_ffn
-    padded = [moved("pad", imbalance * routed * h, 4)] if plan.recipe.matmul == 1 and plan.framework.pads else []
+    padded = [moved("pad", imbalance * routed * h, 4)] if plan.recipe.quantised and plan.framework.pads else []
     return [
         unquantised("route", T, shape.experts, h, plan),
         moved("route", (1 + imbalance) / 2 * routed * h, 4 * sent_bytes(plan)),  # to be sent, and on arrival
@@ -240,14 +242,14 @@ def _function_bytes(shape: ModelShape, plan: Plan) -> float:
 
 def sent_bytes(plan: Plan) -> int:
     """Of an element on its way to an expert: results come back in 16 bits."""
-    return plan.recipe.matmul if plan.recipe.matmul == 1 and plan.framework.sends_8_bits else 2
+    return 1 if plan.recipe.quantised and plan.framework.sends_8_bits else 2
 
 
-def _of_experts(kernel: Kernel, local: float) -> Kernel:
+def _of_experts(kernel: Kernel, local: float, item: float) -> Kernel:
     """The same rows, multiplied with the weights of `local` experts instead of one."""
     if not kernel.flops:
         return kernel
-    item, (m, n, k, _) = {"fp8": 1, "bf16": 2, "fp32": 4}[kernel.rate], kernel.sizes
+    m, n, k, _ = kernel.sizes
     moves, weights = kernel.bytes + (local - 1) * kernel.weights * item, local * kernel.weights
     return kernel._replace(weights=weights, bytes=moves, sizes=(m / local, n, k, local))
 

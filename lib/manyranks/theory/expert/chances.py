@@ -42,7 +42,7 @@ def travel(shape: ModelShape, ranks: int, inside: int, hops: int = 2) -> Copies:
 def calls(shape: ModelShape, plan: Local, inside: int, imbalance: float = 1.0, hops: int = 2) -> list[Call]:
     """What a rank sends of one micro-batch in one layer: tokens to their experts and back; backward gradients the same ways.
 
-    With sequence parallelism each tensor-parallel rank sends its own T/t tokens. They leave in the precision of the products,
+    With sequence parallelism each tensor-parallel rank sends its own T/t tokens. They leave in the recipe's bytes,
     results come back in 16 bits. inside: expert-parallel ranks of a node. imbalance: copies that come to the fullest rank ÷
     those of a balanced load: all wait for its messages, there and back; its node is taken to be as full as itself.
     """
