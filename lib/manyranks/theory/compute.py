@@ -103,6 +103,6 @@ def _parts(at: Site, names: tuple[str, ...]) -> Parts:
 @functools.lru_cache(maxsize=65536)
 def of_part(at: Site, part: str) -> Busy:
     """Times one part's kernels."""
-    lists, each = layer.work(at.shape, at.local, part, at.imbalance), at.local.framework.host * at.place.constants.overhead
-    hosts = [each * layer.launches(work) for work in lists[:2]]
+    lists = layer.work(at.shape, at.local, part, at.imbalance)
+    hosts = [at.local.framework.host * layer.launches(work) for work in lists[:2]]
     return Busy(at, part, *(kernels.run(work, at.place.cluster, at.place.constants) for work in lists), *hosts)

@@ -139,7 +139,10 @@ _REUSE, _SHARED = 1024 * 2 / (5120 / 108), 3 / 4
 
 @functools.cache
 def _accelerators() -> Named:
-    measured = {row["device"]: float(row["efficiency_pct"]) / 100 for row in published.rows("max_achievable_matmul")}
+    shares: dict[str, list[float]] = {}
+    for row in published.rows("max_achievable_matmul"):
+        shares.setdefault(row["device"], []).append(float(row["efficiency_pct"]) / 100)
+    measured = {device: statistics.mean(each) for device, each in shares.items()}  # of two sources the mean
     chips = (_accelerator(row, measured) for row in published.rows("accelerators"))
     return Named("accelerator", {chip.name: chip for chip in chips})
 

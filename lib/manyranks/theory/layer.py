@@ -183,7 +183,7 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
         return [whole._replace(flops=diagonal * flops, specials=diagonal * whole.specials, reach=one.forward, tiles=tiles)]
     scores = T * plan.seq * heads
     rows = plan.seq / plan.cp
-    softmax = [moved("core", scores, 4), *([moved("core", scores, 5)] if shape.dropout else [])]
+    softmax = [moved("core", scores, plan.framework.moved.softmax), *([moved("core", scores, 5)] if shape.dropout else [])]
     return [
         _product(rows, plan.seq, key_size, heads, plan),
         *softmax,

@@ -51,6 +51,11 @@ class Both(NamedTuple):
     def seconds(self) -> float:
         return self.forward.seconds + self.backward.seconds
 
+    @property
+    def movable(self) -> float:
+        """The weight gradients' share of what backward computes, with what the chip waits for its host."""
+        return self.weight * self.backward.parts[0] / self.backward.compute if self.backward.compute else 0.0
+
 
 def total(weighted: list[tuple[float, Both]]) -> Both:
     """The sum of passes, each times its weight."""
@@ -218,7 +223,7 @@ def pipe(work: Work, sent: Timed, held: Holding, m: int, virtual: int) -> list[P
     message = sum(sent.items[BETWEEN].values()) if p > 1 else 0.0
     paired = hides_experts(work.site.local, layout.schedule, p, m, virtual)
     found, counted = [], Counter(costs)
-    each = [Kind(count, cost.forward.seconds, cost.backward.seconds, cost.weight) for cost, count in counted.items()]
+    each = [Kind(count, cost.forward.seconds, cost.backward.seconds, cost.movable) for cost, count in counted.items()]
     place = {cost: index for index, cost in enumerate(counted)}
     for own, parameters in dict.fromkeys(zip(costs, held.ranks, strict=True)):
         # The bubble is the closed form of equal stages, with the mean of the other ranks: it passes through each of them.

@@ -91,8 +91,8 @@ def stages_of(rank: int, p: int, stages: int, schedule: str) -> list[int]:
 def deal(shape: ModelShape, stages: int, slots: bool = False, mtp: int = 0) -> list[Stage]:
     """Layers dealt to stages in order, as evenly as possible; the first and the last stage get the fewer.
 
-    slots: the embedding and the head take the place of a layer each. mtp: multi-token-prediction modules that take another each,
-    and then the embedding and the head, too, if a stage has room for them: Megatron-Bridge's layouts of DeepSeek-V3.
+    slots: the embedding and the head take the place of a layer each. mtp: multi-token-prediction modules, which take another
+    each, and then the embedding and the head do, too, if a stage has room for them: Megatron-Bridge's layouts of DeepSeek-V3.
     Raises ValueError for fewer layers (or slots) than stages.
     """
     mtp = mtp if stages > 1 and (shape.layers + 2 + mtp) // stages > mtp else 0

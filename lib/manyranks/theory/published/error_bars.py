@@ -23,7 +23,7 @@ _GENERATIONS = {"A100": ("A100",), "H100": ("H100", "H200", "H800", "H20", "GH20
 
 
 class Checked(NamedTuple):
-    """What published runs say of a prediction. runs: how many are close; missing: why there are too few, "" if there are enough;
+    """What published runs say of a prediction. runs: how many are close; missing: why too few are, "" if enough are;
     least, most: predicted ÷ measured − 1, between which four of five such runs are expected.
     """
 
@@ -90,10 +90,12 @@ def confidence(time: StepTime) -> Checked:
 def of_kind(kind: _Kind, without: str = "") -> Checked:
     """without: a table whose runs don't count."""
     here = [run for run in _runs()[kind.chip, kind.sharded] if run.row.table != without and _near(run.kind.rates, kind.rates)]
-    away = sorted(((_away(kind, run.kind), place) for place, run in enumerate(here)))[:CLOSEST]
+    if missing := _missing(kind, here):
+        return Checked(0, missing)
+    away = sorted((_away(kind, run.kind), place) for place, run in enumerate(here))[:CLOSEST]
     near = [(steps_away, here[place].error) for steps_away, place in away if steps_away <= FAR]
     if len(near) < FEWEST:
-        return Checked(len(near), _missing(kind, here, len(near)))
+        return Checked(len(near), f"{_counted(near)} of {_family(kind)} like this; {FEWEST} would say something")
     errors = [error for _, error in near]
     middle, half = (min(errors) + max(errors)) / 2, max(LEAST, (max(errors) - min(errors)) / 2)
     half += AWAY * sum(steps_away for steps_away, _ in near) / len(near)
@@ -112,14 +114,20 @@ def _near(some: tuple[float, ...], others: tuple[float, ...]) -> bool:
     return all(abs(a - b) <= FASTER for a, b in zip(some, others, strict=True))
 
 
-def _missing(kind: _Kind, here: list[_Known], near: int) -> str:
-    """What keeps the runs away: a chip with such links, what all of them lack, or sizes."""
-    family = "FSDP" if kind.sharded else "Megatron"
+def _missing(kind: _Kind, here: list[_Known]) -> str:
+    """What keeps all runs away: their chips and links, or something that none of them uses; "" where nothing does."""
     if len(here) < FEWEST:
-        return f"too few published runs of stacks like {family}'s on {kind.chip}, or with such links"
-    if never := sorted(one for one in kind.uses if not any(one in run.kind.uses for run in here)):
-        return f"no published run of {family} on {kind.chip} with {' or '.join(never)}"
-    return f"{near or 'no'} published run{'s' * (near != 1)} of {family} on {kind.chip} like this; {FEWEST} would say something"
+        return f"{_counted(here)} of {_family(kind)}, on such a chip with such links"
+    never = sorted(one for one in kind.uses if not any(one in run.kind.uses for run in here))
+    return f"no published run of {_family(kind)} with {' or '.join(never)}" if never else ""
+
+
+def _counted(runs: list) -> str:
+    return f"{len(runs)} published runs" if len(runs) > 1 else f"{'one' if runs else 'no'} published run"
+
+
+def _family(kind: _Kind) -> str:
+    return f"{'FSDP' if kind.sharded else 'Megatron'} on {kind.chip}"
 
 
 def _uses(shape: ModelShape, plan: Plan) -> Iterator[str]:

@@ -21,7 +21,16 @@ TORCHTITAN, FOUNDRY = "torchtitan, H100", "llm-foundry, H100"
 BRIDGE, SMALL, LAYOUTS = "Megatron-Bridge", "vTrain, one node", "Aleph Alpha, 13B"
 PRETRAINING = (SC21, KORTHIKANTI, LLAMA3, DEEPSEEK)  # by the frameworks of those who trained
 TABLES = (*PRETRAINING, TORCHTITAN, FOUNDRY, BRIDGE, SMALL, LAYOUTS)
-_SIZES = ("layers", "hidden", "ffn", "heads", "mtp_depth")  # columns of a table whose runs have other sizes than their shape
+# Columns of a table whose runs have other sizes than their shape.
+_SIZES = (
+    "layers",
+    "hidden",
+    "ffn",
+    "heads",
+    "kv_heads",
+    "head_size",
+    "mtp_depth",
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ def _row(table: str, about: dict[str, str], line: dict[str, str]) -> Row:
         shape = replace(shape, positions=plan.seq)
     return Row(
         table,
-        line.get("name") or f"{shape.name}, DP {plan.dp}, PP {plan.pp}, TP {plan.tp}, {plan.batch} of {plan.microbatch}",
+        line.get("name", shape.name),
         shape,
         plan,
         clusters[line["cluster"]],
