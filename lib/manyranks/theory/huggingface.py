@@ -75,6 +75,8 @@ class Family(NamedTuple):
 
 def _family(config: Config) -> Family:
     kind = config.get("model_type")
+    if isinstance(kind, str) and kind in _BEYOND:
+        raise ValueError(f"model_type={kind!r}: {_BEYOND[kind]}, which ModelShape has no words for")
     if not isinstance(kind, str) or kind not in _FAMILIES:
         raise ValueError(f"model_type={kind!r}: {nearest(kind, _FAMILIES)}")
     expected = _FAMILIES[kind].architecture
@@ -313,6 +315,12 @@ def keys_of(kind: str) -> dict[str, Key]:
     return found
 
 
+_HYBRID = "most of its layers have {} in place of attention (theory.hybrids counts the parameters of some)"
+_BEYOND = {
+    "qwen3_next": _HYBRID.format("Gated DeltaNet"),
+    "nemotron_h": _HYBRID.format("Mamba-2"),
+    "deepseek_v4": "it has attention to compressed keys (CSA, HCA), hyper-connections and hashed routing",
+}
 _FAMILIES = {
     "llama": Family("LlamaForCausalLM", _llama),
     "mistral": Family("MistralForCausalLM", _dense),
