@@ -158,6 +158,10 @@ def test_hybrids_have_the_weights_of_their_released_checkpoints_and_the_printed_
     lookup = {shape.name: shape.shape.embedding_parameters for shape in (qwen, nemotron)}
     assert nemotron.active_parameters / 1e9 == pytest.approx(3.6, abs=0.05)  # arXiv 2512.20848, with embeddings and without
     assert (nemotron.active_parameters - lookup[nemotron.name]) / 1e9 == pytest.approx(3.2, abs=0.05)
+    for name, total, active in (("flash", 284, 13), ("pro", 1600, 49)):  # arXiv 2606.19348, abstract
+        shape = hybrids[f"deepseek-v4-{name}"]
+        assert shape.parameters / 1e9 == pytest.approx(total, rel=0.02)
+        assert round((shape.active_parameters - shape.shape.embedding_parameters) / 1e9) == active
     assert int((qwen.active_parameters - 2 * lookup[qwen.name]) / 1e9) == 3  # as its name says
     assert all(shape.source and name == shape.name for name, shape in hybrids.items())
 
@@ -169,10 +173,11 @@ def test_no_estimate_takes_a_hybrid():
         models["qwen3-next-80b-a3b"]
     with pytest.raises(ValueError, match="shape='nemotron-3-nano-30b-a3b': only a hybrid's parameters are counted"):
         theory.flops.per_token(hybrids["nemotron-3-nano-30b-a3b"], 4096)
-    with pytest.raises(ValueError, match="linear_layers=49: of 48 layers that mix tokens"):
-        replace(hybrids["qwen3-next-80b-a3b"], linear_layers=49)
+    qwen, dense = hybrids["qwen3-next-80b-a3b"], models["llama3-405b"]
+    with pytest.raises(ValueError, match="mixers in 72 of 48 layers that mix tokens"):
+        replace(qwen, mixers=2 * qwen.mixers)
     with pytest.raises(ValueError, match="its MLPs must have experts"):
-        replace(hybrids["qwen3-next-80b-a3b"], shape=models["llama3-8b"], linear_layers=1)
+        replace(qwen, shape=dense)
 
 
 def test_an_unknown_model_suggests_the_nearest():

@@ -315,11 +315,11 @@ def keys_of(kind: str) -> dict[str, Key]:
     return found
 
 
-_HYBRID = "most of its layers have {} in place of attention (theory.hybrids counts the parameters of some)"
+_HYBRID = "its layers have {} in place of attention (theory.hybrids counts the parameters of some)"
 _BEYOND = {
     "qwen3_next": _HYBRID.format("Gated DeltaNet"),
     "nemotron_h": _HYBRID.format("Mamba-2"),
-    "deepseek_v4": "it has attention to compressed keys (CSA, HCA), hyper-connections and hashed routing",
+    "deepseek_v4": _HYBRID.format("attention to compressed keys"),
 }
 _FAMILIES = {
     "llama": Family("LlamaForCausalLM", _llama),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from manyranks.theory import published
 from manyranks.theory.architecture import LatentAttention, ModelShape
-from manyranks.theory.hybrid import DeltaNet, HybridShape, Mamba2
+from manyranks.theory.hybrid import CompressedAttention, DeltaNet, HybridShape, Mamba2, Mixer
 from manyranks.theory.names import Named, UnknownName
 
 # What models of the family "gpt" have in common, unless their row says otherwise.
@@ -33,14 +33,18 @@ class _Models(Named):
 
 @functools.cache
 def _hybrids() -> Named:
-    kinds = {"deltanet": DeltaNet, "mamba2": Mamba2}
     found = {}
     for row in published.rows("hybrids"):
-        kind, sizes = row["linear"].split()
-        counts = _integers(row, "linear_layers mlp_layers")
-        linear, gate = kinds[kind](*map(int, sizes.split("/"))), published.value(row["output_gate"])
-        found[row["name"]] = HybridShape(_of_row(row), linear, *counts, gate, row["source"])
+        mixers = tuple(_mixer(*mixer.split()) for mixer in row["mixers"].split(","))
+        layers, streams = _integers(row, "mlp_layers streams")
+        gate = published.value(row["output_gate"])
+        found[row["name"]] = HybridShape(_of_row(row), mixers, layers, gate, streams, row["source"])
     return Named("hybrid", found)
+
+
+def _mixer(layers: str, kind: str, sizes: str) -> tuple[Mixer, int]:
+    kinds = {"deltanet": DeltaNet, "mamba2": Mamba2, "compressed": CompressedAttention}
+    return kinds[kind](*map(int, sizes.split("/"))), int(layers)
 
 
 def __getattr__(name: str):
