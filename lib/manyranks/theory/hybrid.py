@@ -63,7 +63,7 @@ class Mamba2:
 
 @dataclass(frozen=True)
 class CompressedAttention:
-    """Attention to a window and to keys that are also values, of which one stands for `ratio` tokens.
+    """Attention to a window, and to compressed keys: one stands for `ratio` tokens, and is their value, too.
 
     q_rank: numbers of a token that its queries are expanded from.
     groups: sets of heads, each projected to o_rank numbers before the output.
