@@ -28,7 +28,7 @@ class Accelerator:
     flops_fp8: float = 0.0
     matmul_fraction: float = 1.0
     specials: float = 0.0  # exponentials a second
-    ampere: float = 1.0  # share of the peak that an A100's instructions reach
+    ampere: float = 1.0  # share of the peak that an A100's instructions reach; 0: nobody uses them here
     processors: int = 0
     reuse: float = 1.0  # multiplications that a product has to do with each number from the cache to be as fast as the peak
     tf32: float = 0.5  # rate of 32-bit products ÷ flops
@@ -53,7 +53,7 @@ class Accelerator:
 
 
 _NUMBERS = tuple(field.name for field in fields(Accelerator) if field.type in (int, float))
-_ABOVE_0 = ("flops", "memory", "memory_bandwidth", "matmul_fraction", "ampere", "reuse", "tf32")
+_ABOVE_0 = ("flops", "memory", "memory_bandwidth", "matmul_fraction", "reuse", "tf32")
 MOST = 1.2  # a clock above the one that the data sheet counts with
 
 
@@ -162,12 +162,17 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         _peaks().get((name, "float8"), flops * (2 if fp8 else 1)),
         reached,
         flops / float(row["flops_per_exponential"]) if row["flops_per_exponential"] else 0.0,
-        min(1.0, _AMPERE * _HOPPER / flops) if fp8 else 1.0,
+        _ampere(row["flops_per_exponential"], flops) if fp8 else 1.0,
         int(row["processors"] or 0),
         _REUSE * (2 * _SHARED if fp8 else 0.5 if name.startswith("V100") else 1),
         flops_fp4=_peaks().get((name, "float4"), 0.0),
         watts=number("watts", 1),
     )
+
+
+def _ampere(flops_per_exponential: str, flops: float) -> float:
+    """Blackwell (512) is not told of: its stacks have kernels of its own."""
+    return 0.0 if flops_per_exponential == "512" else min(1.0, _AMPERE * _HOPPER / flops)
 
 
 DTYPES = ("bfloat16", "float16", "float8", "float4", "tf32", "float32", "float64")

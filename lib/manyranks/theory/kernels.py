@@ -49,13 +49,9 @@ def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: f
     return compute + specials + kernel.bytes / (chip.memory_bandwidth * constants.bandwidth) + constants.overhead
 
 
-def run(work: list[Kernel], cluster: Cluster, constants: Constants, host: float) -> float:
-    """Seconds of the chip for these kernels, or of its host where it takes longer to start them than the chip to run them.
-
-    host: what it takes to launch a kernel, in overheads of one.
-    """
-    chip = sum(seconds(kernel, cluster.accelerator, constants, cluster.reserved) for kernel in work)
-    return max(chip, len(work) * host * constants.overhead)
+def run(work: list[Kernel], cluster: Cluster, constants: Constants) -> float:
+    """Seconds of the chip for these kernels."""
+    return sum(seconds(kernel, cluster.accelerator, constants, cluster.reserved) for kernel in work)
 
 
 @functools.lru_cache(maxsize=65536)

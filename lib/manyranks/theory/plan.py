@@ -19,7 +19,6 @@ class Recipe(NamedTuple):
     """Bytes a parameter of each model state, and of one element of the matrices that a linear layer multiplies.
 
     matmul: an element's, with its share of the scales.
-    sent: an element's of a token on its way to an expert.
     block: elements of a matrix that share a scale, 0 where a whole tensor or a tile does.
     """
 
@@ -27,7 +26,6 @@ class Recipe(NamedTuple):
     gradients: int
     optimizer: int
     matmul: float = 2
-    sent: int = 2
     block: int = 0
 
     @property
@@ -53,11 +51,14 @@ class Recipe(NamedTuple):
 RECIPES = {
     "bf16": Recipe(2, 2, 12),  # arXiv 1910.02054, section 3.1: half precision, Adam in fp32 with a master copy
     "fp16": Recipe(2, 2, 12),
-    "fp32": Recipe(4, 4, 8, matmul=4, sent=4),
+    "fp32": Recipe(4, 4, 8, matmul=4),
     "bf16-fp32-gradients": Recipe(2, 4, 12),  # Megatron-LM docs/user-guide/features/dist_optimizer.md: 18 bytes
     "fp16-fp32-gradients": Recipe(2, 2, 16),  # the same page: 20 bytes; the fp32 copy of the gradients is sharded too
     "bf16-moments": Recipe(2, 4, 8),  # arXiv 2412.19437, section 3.3.3: fp32 master and gradients, both moments in bf16
-    "fp8": Recipe(2, 4, 8, matmul=1, sent=1),  # the same section: matrices of linear layers in 8 bits, and tokens sent in them
+    "fp8": Recipe(2, 4, 8, matmul=1),  # the same section: matrices of linear layers in 8 bits
+    # Open Compute Project, Microscaling Formats 1.0: 32 numbers share a scale of 8 bits. NVFP4: 16 do, arXiv 2509.25149.
+    "mxfp8": Recipe(2, 4, 8, matmul=1 + 1 / 32, block=32),
+    "nvfp4": Recipe(2, 4, 8, matmul=1 / 2 + 1 / 16, block=16),
 }
 
 

@@ -63,6 +63,10 @@ _FUSED, _NO_MORE, _NO_COPIES = Moved(), Keeps(), Copies()
 # A round number. Measured with PyTorch 2.13 on one core: a layer of a GPT with next to nothing to compute takes 440 µs forward
 # and 515 backward, for 12 and 24 of theory.layer's kernels. A GPU's host has a core that is up to twice as fast.
 _HOST = 4
+# 80 µs, the library's fourth constant, fitted: what Megatron takes to launch one of theory.layer's kernels, with its modules,
+# autograd functions, random states and views. Qwen3-30B on H100s takes 79 µs (layers of 9.5 ms for 121 launches; Megatron-Bridge
+# 26.04), small GPTs on A100s 80 (published.steps.SMALL). Each of the two is predicted as well with the other's figure.
+_MEGATRON_HOST = 16
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,11 @@ class Stack:
     backward makes the gradients. logits: bytes of one at the most; a fused loss keeps it in 32 bits, PyTorch's also its softmax
     and their gradient. cut_logits: the same where tp cuts the vocabulary, if that is more. reserved: what the allocator holds
     beside what is used, as a share of that. reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce them at
-    its end. host: what the CPU takes to launch a kernel, in overheads of a kernel; a pass takes no less. source: what runs so.
+    its end. host: what the CPU takes to launch a kernel, in overheads of a kernel; a pass takes no less. hides_experts:
+    one micro-batch's tokens travel to experts while another computes, "interleaved" where a pipeline's stages are, or "always".
+    chunks: tensor-parallel products and their gathers and sums are cut in as many parts as ranks, which overlap. pads: rows of
+    8-bit experts are copied to be padded, and back. sends_8_bits: tokens travel to experts as 8-bit products read them.
+    schedules: what it ships. source: what runs so.
     """
 
     name: str
@@ -98,6 +106,11 @@ class Stack:
     reserved: float = 0.0
     reduce_once: bool = False
     host: float = _HOST
+    hides_experts: str = ""
+    chunks: bool = False
+    pads: bool = False
+    sends_8_bits: bool = False
+    schedules: tuple[str, ...] = ("1f1b", "interleaved")
     source: str = ""
 
 
@@ -115,17 +128,54 @@ _PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "fp32_shards": True, "reserv
 _LOSS = {"logits": 12.0, "cut_logits": 16.0}
 _FULLY_SHARD = _PYTORCH | _LOSS | {"copies": _FSDP2, "reduce_once": True, "reserved": 0.1}
 _TITAN = {"attention": "flash-2", "every_other": True} | _FULLY_SHARD
+# Megatron-Core's interleaved 1F1B with --overlap-moe-expert-parallel-comm, and --moe-router-padding-for-quantization.
+_MEGATRON = {"host": _MEGATRON_HOST, "hides_experts": "interleaved", "pads": True}
+_ENGINE = {"moved": Moved(quantised=4), "chunks": True}
 
 STACKS = Named(
     "stack",
     {
         stack.name: stack
         for stack in (
-            Stack("megatron-core", source="Megatron-LM: fused bias, GeLU, dropout, norms and Adam; cuDNN's attention"),
+            Stack(
+                "megatron-core",
+                **_MEGATRON,
+                source="Megatron-LM: fused bias, GeLU, dropout, norms and Adam; cuDNN's attention",
+            ),
             Stack(
                 "nemo-fp8",
-                moved=Moved(quantised=4),
-                source="NeMo: Megatron-LM with Transformer Engine, which writes 8-bit matrices by rows and by columns",
+                attention="flash-2",
+                **_ENGINE | _MEGATRON,
+                source="NeMo of 2024: Megatron-LM with Transformer Engine, which writes 8-bit matrices by rows and by columns, and "
+                "its userbuffers; FlashAttention-2",
+            ),
+            Stack(
+                "megatron-bridge",
+                **_ENGINE | _MEGATRON,
+                source="Megatron-Bridge until 26.04, scripts/performance: as nemo-fp8, but cuDNN's attention",
+            ),
+            Stack(
+                "megatron-bridge-graphs",
+                hides_experts="always",
+                host=0,
+                **_ENGINE,
+                source="Megatron-Bridge from 26.06 on: the same in one CUDA graph a step, with fused experts",
+            ),
+            Stack(
+                "torch-megatron",
+                attention="flash-2",
+                moved=Moved(norm=36, rotary=20, gated=10),
+                keeps=Keeps(norm=8, gated=4),
+                logits=14.0,
+                host=_MEGATRON_HOST,
+                reserved=0.05,
+                source="Megatron-LM's parallelism with PyTorch's operators: Aleph Alpha's, arXiv 2311.05610",
+            ),
+            Stack(
+                "hai-llm",
+                sends_8_bits=True,
+                schedules=("1f1b", "dualpipe"),
+                source="DeepSeek's own, arXiv 2412.19437, sections 3.2 and 3.3",
             ),
             Stack("torchtitan", **_TITAN, source="torchtitan, late 2024: FSDP2, torch.compile, op-level recomputation"),
             Stack("torchtitan-eager", **_EAGER, **_TITAN, source="the same without torch.compile"),

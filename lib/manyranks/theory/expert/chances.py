@@ -12,6 +12,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.calls import BACKWARD, FORWARD, HALF, Call
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT
+from manyranks.theory.layer import sent_bytes
 from manyranks.theory.plan import Local, Plan
 
 
@@ -48,7 +49,7 @@ def calls(shape: ModelShape, plan: Local, inside: int, imbalance: float = 1.0, h
     if plan.ep == 1:
         return []
     copies, row = travel(shape, plan.ep, inside, hops), imbalance * plan.split_tokens * shape.hidden
-    own, far, sizes = copies.inside * row, copies.between * row, (min(HALF, plan.recipe.sent), HALF)
+    own, far, sizes = copies.inside * row, copies.between * row, (sent_bytes(plan), HALF)
     return [Call("ep", "all_to_all", own, size, when, far=far) for when in (FORWARD, BACKWARD) for size in sizes]
 
 
