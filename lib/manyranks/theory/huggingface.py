@@ -253,7 +253,7 @@ def _glm4_moe(config: Config) -> Fields:
 
 def _gpt_oss(config: Config) -> Fields:
     routed = _experts(config, "num_local_experts", "intermediate_size")
-    biases = {"bias": True, "sinks": True, "router_bias": True}
+    biases = {"bias": True, "sinks": True, "router_bias": True, "clamped": True}
     return _dense(config) | routed | biases | {"window_layers": _sliding_layers(config)}
 
 
