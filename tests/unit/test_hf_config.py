@@ -190,6 +190,9 @@ def test_dense_layers_of_qwen_may_be_the_first_ones(shape_of):
     [
         ("Llama-2-7b", {"model_type": "lama"}, "model_type='lama': did you mean 'llama'"),
         ("Llama-2-7b", {"model_type": None}, "model_type=None: choose from llama"),
+        ("Llama-2-7b", {"model_type": "qwen3_next"}, "model_type='qwen3_next': its layers have Gated DeltaNet"),
+        ("Llama-2-7b", {"model_type": "nemotron_h"}, "model_type='nemotron_h': its layers have Mamba-2"),
+        ("Llama-2-7b", {"model_type": "deepseek_v4"}, "model_type='deepseek_v4': its layers have attention to compressed keys"),
         ("Llama-2-7b", {"model_type": ["llama"]}, "model_type="),
         ("Llama-2-7b", {"architectures": ["LlamaForSequenceClassification"]}, "architectures=.*'LlamaForCausalLM'"),
         ("Llama-2-7b", {"num_key_value_head": 8}, "num_key_value_head=8: unknown.*did you mean 'num_key_value_heads'"),

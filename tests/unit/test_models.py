@@ -2,13 +2,15 @@
 
 import copy
 import pickle
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
+from manyranks import theory
 from manyranks.theory import published
 from manyranks.theory.architecture import parameters_of
-from manyranks.theory.shapes import models
+from manyranks.theory.shapes import hybrids, models
 
 # Weights in the released checkpoints (safetensors headers), without buffers.
 RELEASED = {
@@ -146,6 +148,36 @@ def test_llama_3_in_the_table_has_the_head_size_that_follows_from_its_heads():
 def test_every_named_model_says_where_it_is_from_and_survives_copying():
     assert all(name == shape.name and shape.source for name, shape in models.items())
     assert pickle.loads(pickle.dumps(dict(models))) == copy.deepcopy(dict(models)) == models
+
+
+def test_hybrids_have_the_weights_of_their_released_checkpoints_and_the_printed_active_ones():
+    qwen, nemotron = hybrids["qwen3-next-80b-a3b"], hybrids["nemotron-3-nano-30b-a3b"]
+    assert qwen.parameters + qwen.mtp_parameters == 81_324_862_720
+    assert nemotron.parameters - 23 * 128 == 31_577_937_344  # the checkpoint counts the routers' biases among its buffers
+    assert (qwen.parameters / 1e9, nemotron.parameters / 1e9) == pytest.approx((80, 31.6), rel=5e-3)
+    lookup = {shape.name: shape.shape.embedding_parameters for shape in (qwen, nemotron)}
+    assert nemotron.active_parameters / 1e9 == pytest.approx(3.6, abs=0.05)  # arXiv 2512.20848, with embeddings and without
+    assert (nemotron.active_parameters - lookup[nemotron.name]) / 1e9 == pytest.approx(3.2, abs=0.05)
+    for name, total, active in (("flash", 284, 13), ("pro", 1600, 49)):  # arXiv 2606.19348, abstract
+        shape = hybrids[f"deepseek-v4-{name}"]
+        assert shape.parameters / 1e9 == pytest.approx(total, rel=0.02)
+        assert round((shape.active_parameters - shape.shape.embedding_parameters) / 1e9) == active
+    assert int((qwen.active_parameters - 2 * lookup[qwen.name]) / 1e9) == 3  # as its name says
+    assert all(shape.source and name == shape.name for name, shape in hybrids.items())
+
+
+def test_no_estimate_takes_a_hybrid():
+    with pytest.raises(
+        ValueError, match=r"model 'qwen3-next-80b-a3b' is a hybrid: theory.hybrids\['qwen3-next-80b-a3b'\] counts"
+    ):
+        models["qwen3-next-80b-a3b"]
+    with pytest.raises(ValueError, match="shape='nemotron-3-nano-30b-a3b': only a hybrid's parameters are counted"):
+        theory.flops.per_token(hybrids["nemotron-3-nano-30b-a3b"], 4096)
+    qwen, dense = hybrids["qwen3-next-80b-a3b"], models["llama3-405b"]
+    with pytest.raises(ValueError, match="mixers in 72 of 48 layers that mix tokens"):
+        replace(qwen, mixers=2 * qwen.mixers)
+    with pytest.raises(ValueError, match="its MLPs must have experts"):
+        replace(qwen, shape=dense)
 
 
 def test_an_unknown_model_suggests_the_nearest():

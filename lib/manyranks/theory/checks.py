@@ -3,6 +3,7 @@
 from manyranks.theory import names
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
+from manyranks.theory.hybrid import HybridShape
 from manyranks.theory.kernels import Constants
 from manyranks.theory.plan import Plan
 
@@ -17,6 +18,8 @@ _KINDS = {
 def kinds(**values: object) -> None:
     """Raises ValueError, by name, for a shape, plan or cluster that is none."""
     for name, value in values.items():
+        if isinstance(value, HybridShape):
+            raise ValueError(f"{name}={value.name!r}: only a hybrid's parameters are counted; give {_KINDS['shape'][1]}")
         if not isinstance(value, _KINDS[name][0]):
             raise ValueError(f"{name}={value!r}: give {_KINDS[name][1]}")
 

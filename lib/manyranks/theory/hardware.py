@@ -48,7 +48,7 @@ class Accelerator:
 
     @property
     def scaled(self) -> bool:
-        """Whether its products read a scale with each block of 8-bit or 4-bit numbers: MXFP8, NVFP4. What has 4 bits does."""
+        """Whether its products read a scale with each block of numbers, as MXFP8 and NVFP4 need. Chips with 4 bits do."""
         return self.flops_fp4 > self.flops
 
 

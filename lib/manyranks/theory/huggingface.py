@@ -75,6 +75,8 @@ class Family(NamedTuple):
 
 def _family(config: Config) -> Family:
     kind = config.get("model_type")
+    if isinstance(kind, str) and kind in _BEYOND:
+        raise ValueError(f"model_type={kind!r}: {_BEYOND[kind]}, which ModelShape has no words for")
     if not isinstance(kind, str) or kind not in _FAMILIES:
         raise ValueError(f"model_type={kind!r}: {nearest(kind, _FAMILIES)}")
     expected = _FAMILIES[kind].architecture
@@ -251,7 +253,7 @@ def _glm4_moe(config: Config) -> Fields:
 
 def _gpt_oss(config: Config) -> Fields:
     routed = _experts(config, "num_local_experts", "intermediate_size")
-    biases = {"bias": True, "sinks": True, "router_bias": True}
+    biases = {"bias": True, "sinks": True, "router_bias": True, "clamped": True}
     return _dense(config) | routed | biases | {"window_layers": _sliding_layers(config)}
 
 
@@ -313,6 +315,12 @@ def keys_of(kind: str) -> dict[str, Key]:
     return found
 
 
+_HYBRID = "its layers have {} in place of attention (theory.hybrids counts the parameters of some)"
+_BEYOND = {
+    "qwen3_next": _HYBRID.format("Gated DeltaNet"),
+    "nemotron_h": _HYBRID.format("Mamba-2"),
+    "deepseek_v4": _HYBRID.format("attention to compressed keys"),
+}
 _FAMILIES = {
     "llama": Family("LlamaForCausalLM", _llama),
     "mistral": Family("MistralForCausalLM", _dense),
