@@ -2,7 +2,7 @@
 
 import random
 import re
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, pairwise
 from math import hypot
 
 import pytest
@@ -139,7 +139,7 @@ def test_points_are_not_crowded_into_one_spot():
     places = [[each[0] for each in named(roofs, name).get_data()] for name in OPERATORS[:4]]
     assert max(hypot(a[0] - b[0], a[1] - b[1]) for a, b in combinations(places, 2)) > 0.25
     heights = [named(roofs, name).get_ydata()[1] for name in OPERATORS[:4]]
-    assert min(a - b for a, b in zip(heights, heights[1:], strict=False)) > 0.1
+    assert min(a - b for a, b in pairwise(heights)) > 0.1
 
 
 def test_points_and_bars_say_their_numbers():
