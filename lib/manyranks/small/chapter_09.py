@@ -25,9 +25,10 @@ def mfu(values, ranks, say):
     sequences = min(_MOST, values["microbatch"])
     say(0.2, "this machine's best product, and its memory")
     rank = ranks(1)
-    roof = Roof(*rank.run(_roof)[0])
+    peak, bandwidth = rank.run(_roof)[0]
     say(0.5, "a product, a layer and a step")
     measured, c = rank.run(_measured, sequences)[0], _CONFIG
+    roof = Roof(max(peak, *(counted / seconds for counted, _, seconds in measured.values())), bandwidth)
     shape = ModelShape("measured", c.layers, c.hidden, c.ffn, c.heads, c.vocab, tied=True)
     tokens, one = sequences * c.seq, flops.forward(shape, c.seq)
     again = one.core / 2  # flash attention's backward computes QKᵀ once more
@@ -66,5 +67,5 @@ def _measured(sequences: int) -> dict[str, tuple[float, float, float]]:
         run()  # what is made once isn't counted
         with WorkCounter() as work:
             run()
-        found[name] = work.flops, work.bytes, timing.seconds(run, repeats=_REPEATS).median
+        found[name] = work.flops, work.bytes, timing.seconds(run, repeats=_REPEATS).least
     return found
