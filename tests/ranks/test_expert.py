@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from manyranks.parallel.expert import ExpertParallel, Experts, Router, Routing, one_hop
-from manyranks.parallel.expert.experts import by_expert
+from manyranks.parallel.expert.dispatch import by_expert
 from tests.conftest import matrix
 from tests.unit.attention_reference import draw, gap, largest
 from tests.unit.expert_reference import layer, mixture
@@ -73,7 +73,7 @@ def shards(tokens: list[int], width: int = H, seed: int = 20) -> list[Tensor]:
 
 def of_experts(model: ExpertParallel, whole: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """The gradients of this rank's experts, each with the right one."""
-    return [(p.grad, model._part(grad)) for p, grad in zip(model.expert_parameters(), whole, strict=True)]
+    return [(p.grad, model.part("gate", grad)) for p, grad in zip(model.expert_parameters(), whole, strict=True)]
 
 
 # With a router

@@ -163,7 +163,7 @@ def test_optimizer_states_may_be_sharded(shared_worlds, shape, axes):
 def gradient_gap(model: ExpertParallel, one: nn.Module) -> float:
     theirs = {name: p.grad for name, p in one.named_parameters()}
     own = {name: grad for name, grad in theirs.items() if ".experts." not in name}
-    own |= {name: model._part(theirs[name]) for name in model._expert_names() if theirs.get(name) is not None}
+    own |= {name: model.part(name, theirs[name]) for name in model._expert_names() if theirs.get(name) is not None}
     return largest(off(p.grad, own.get(name)) for name, p in model.module.named_parameters())
 
 

@@ -1,6 +1,5 @@
 """Which plans the trainer can run with the small GPT. Brings in no torch."""
 
-from manyranks.theory.nd.holds import unplaced
 from manyranks.theory.plan import Plan, multiples
 from manyranks.training.config import GPTConfig
 
@@ -17,7 +16,6 @@ def check_plan(gpt: GPTConfig, plan: Plan, ranks: int | None = None) -> None:
         _sizes(gpt, plan),
         _pipeline(gpt, plan),
         _sharding(plan),
-        unplaced(plan),
         _not_there(plan),
     ):
         if wrong:
