@@ -79,5 +79,21 @@ def rank_states(shape: ModelShape, plan: Plan) -> Share:
     return max(shares, key=lambda share: share.total)
 
 
+def shared_bytes(shape: ModelShape, plan: Plan, itemsize: int | None = None) -> float:
+    """Bytes that a rank sends in a step to the edp ranks with the same part of the same experts, all layers together.
+
+    Without ZeRO and with ZeRO-1 that's one sum of gradients: a reduce-scatter and an all-gather. ZeRO-3 gathers an expert
+    forward and backward, and reduces its gradients, for each micro-batch; ZeRO-2 has the reduce-scatter for each.
+
+    itemsize: bytes of a number, by default what plan.precision says
+
+    Raises ValueError where plan and shape don't fit.
+    """
+    held = max(memory.rank_parameters(shape, plan), key=lambda rank: rank.experts)
+    size = plan.recipe.parameters if itemsize is None else itemsize
+    times = {3: 3 * plan.microbatches, 2: 1 + plan.microbatches}.get(plan.zero, 2)
+    return times * held.experts * size * (plan.expert_shards - 1) / plan.expert_shards
+
+
 def _apart(held: Held) -> tuple[Held, Held]:
     return Held(held.dense, 0.0), Held(0.0, held.experts)
