@@ -39,7 +39,10 @@ def steps(gpt: GPTConfig, chosen: Plan) -> tuple[list, int, int]:
         layer.mlp.router.register_forward_hook(lambda router, inputs, routing: seen.append(routing.experts_TK.tolist()))
     trainer.run(STEPS)
     pairs = [pair for row in spread.rows for pair in zip(row.parameters, row.shards, strict=True)]
-    states, own = _states(spread), [t for p, t in pairs or zip(spread.kinds, spread.kinds) if spread.kinds[p].expert]
+    states, own = (
+        _states(spread),
+        [t for p, t in pairs or zip(spread.kinds, spread.kinds, strict=True) if spread.kinds[p].expert],
+    )
     moments = sum(states[tensor][moment].nbytes for tensor in own for moment in ("exp_avg", "exp_avg_sq"))
     return seen, sum(p.nbytes for p, kind in spread.kinds.items() if kind.expert), moments
 
