@@ -320,26 +320,3 @@ def test_every_all_to_all_sends_what_theory_makes_of_the_routing_byte_by_byte(sh
                     assert call.parts == tuple(exchange.bytes[rank][other] for other in call.ranks), exchange.what
                     assert call.received == sum(row[rank] for row in exchange.bytes), exchange.what
             assert tuple(m.payload_bytes[rank] for rank in range(n)) == sends.payload
-
-
-def chosen(groups: int, tokens: int) -> list[list[int]]:
-    """A fresh router's choices of random tokens."""
-    torch.manual_seed(dist.get_rank())
-    router = Router(32, 16, 4, groups=groups, groups_per_token=1)
-    nn.init.normal_(router.weight, generator=torch.Generator().manual_seed(9))
-    return router(torch.randn(tokens, 32)).experts_TK.tolist()
-
-
-@pytest.mark.parametrize("shared_worlds", [4], indirect=True, scope="module")
-def test_node_limited_routing_spares_the_network_with_two_hops_and_not_with_one(shared_worlds):
-    """Experts in groups of a node's, chosen by a real router; copies as the theory of random choices has them."""
-    between = {}
-    for groups in (1, 2):
-        routing = shared_worlds.run(chosen, groups, 400)
-        one, two = (theory.one_hop(routing, 16, 8), theory.two_hops(routing, 16, 8, 2))
-        between[groups] = one.split(2, "rows").between / 16 / 1600, two.split(2, "copies").between / 16 / 1600
-        expected = theory.one_hop_copies(16, 4, 4, 2, groups), theory.two_hops_copies(16, 4, 4, 2, groups)
-        assert between[groups] == pytest.approx([copies.between for copies in expected], rel=0.05)
-    (one, two), (one_limited, two_limited) = between.values()
-    assert one_limited == pytest.approx(one, rel=0.05)
-    assert two / two_limited == pytest.approx(2 * (1 - 70 / 1820), rel=0.05)  # free, it is a node's alone in 2·70 of 1,820
