@@ -218,28 +218,30 @@ def test_two_groups_know_nothing_of_each_other_and_replicas_are_the_ranks_with_t
     assert alike[1] == [*alone * 2, pair, (1, [0, 1, 2, 3]), *alone * 3, pair, pair, (2, [1]), (1, [1, 3]), (2, [1]), (2, [1])]
 
 
-def of_same_tokens() -> float:
-    """Two ranks have the same tokens, as in tensor parallelism without sequence parallelism: a group is of one of each."""
-    rank = dist.get_rank()
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("experts", "tensor"))
+def sharing_losses(same: bool) -> float:
+    """Ranks 0 and 1 share a loss, and 2 and 3, as in tensor parallelism; same: and the tokens, without sequence parallelism."""
+    rank, axes = dist.get_rank(), ("experts", "tensor")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=axes)
     group = dist.new_group([rank % 2, rank % 2 + 2], use_local_synchronization=True)
-    xs, one = shards([4, 3]), Layer()
-    experts = list(one.experts.parameters())
-    outputs, _, counts = layer(xs, one.router.weight, experts, 2)
-    grad_x, *wanted = torch.autograd.grad(sum(y.square().sum() for y in outputs) / 2, [xs[rank // 2], *one.parameters()])
-    model = ExpertParallel(Layer(), "experts", group, mesh, same_tokens=True)
-    x_TH = xs[rank // 2].detach().requires_grad_()
+    xs, own, one = shards([4, 3] if same else TOKENS), rank // 2 if same else rank, Layer()
+    outputs, _, counts = layer(xs, one.router.weight, list(one.experts.parameters()), 2)
+    grad_x, *wanted = torch.autograd.grad(sum(y.square().sum() for y in outputs) / 2, [xs[own], *one.parameters()])
+    model = ExpertParallel(Layer(), "experts", group, mesh, same_tokens=same)
+    x_TH = xs[own].detach().requires_grad_()
     y_TH = model(x_TH)
     y_TH.square().sum().backward()
     model.finish()
+    if not same:  # each has a part of the router's gradient
+        dist.all_reduce(model.module.router.weight.grad, group=mesh.get_group("tensor"))
     assert model.load_LE.tolist() == [counts]
-    pairs = [(y_TH, outputs[rank // 2]), (x_TH.grad, 2 * grad_x), (model.module.router.weight.grad, wanted[0])]
+    pairs = [(y_TH, outputs[own]), (x_TH.grad, 2 * grad_x), (model.module.router.weight.grad, wanted[0])]
     return gap([*pairs, *of_experts(model, wanted[1:])])
 
 
+@pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("shared_worlds", [4], indirect=True)
-def test_ranks_that_cut_experts_may_have_the_same_tokens(shared_worlds):
-    assert largest(shared_worlds.run(of_same_tokens)) < 1e-12
+def test_ranks_that_cut_experts_may_share_a_loss(shared_worlds, same):
+    assert largest(shared_worlds.run(sharing_losses, same)) < 1e-11
 
 
 # PyTorch's own

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import Plan
+from manyranks.theory import Plan, clusters
 from manyranks.theory import expert as theory
 from manyranks.training.checkpoint import _states
 from manyranks.training.config import GPTConfig
@@ -63,6 +63,7 @@ def test_bytes_and_memory_of_experts_are_what_theory_says(world_of, name):
         groups = {rank: [mesh.group("ep", rank), mesh.group("etp", rank) if mesh.etp else ()] for rank in ranks}
         sent = [sum(away(call, rank) for call in m.calls[rank] if call.ranks in groups[rank]) for rank in ranks]
         assert sent == expected
+    assert m.replay(clusters["h100-dgx"]).makespan > 0
     share = theory.rank_states(shape, chosen).experts
     assert set(held) == {share.parameters}
     assert set(moments) == {share.optimizer}
