@@ -259,7 +259,7 @@ class Here:
     def plane(self, *axes: str, **names: str) -> DeviceMesh:
         """The ranks of `data` by two axes: replicas × shards, or ep_replicas × ep.
 
-        Or, where etp is given, those of a stage: ep_replicas × ep × etp.
+        With etp, it's the ranks of a stage: ep_replicas × ep × etp.
         names: what the axes are called in it, if not so. Raises ValueError for other axes.
         """
         folded = self.mesh.etp is not None and "ep" in axes

@@ -1,4 +1,4 @@
-"""Expert parallelism: many feed-forward parts, of which a token uses a few, on many ranks.
+"""Expert parallelism: many feed-forward parts on many ranks; a token uses a few.
 
     dispatch    a layer, from tokens to outputs: route, sort, send, compute, send home
     router      scores and gates; what is dropped, and how experts stay equally busy

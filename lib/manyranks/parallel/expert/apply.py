@@ -5,7 +5,7 @@
     (loss(model(tokens_BS), targets_BS) + model.auxiliary_loss()).backward()
     model.finish(); optimizer.step()
 
-Every rank has sequences of its own and, of each layer, E/e experts; e ranks have them all.
+Every rank has its own sequences and E/e experts of each layer; e ranks have them all.
 With an axis "tensor" t ranks cut each expert, and e·t ranks have them all. These may be
 others than those that cut attention: see training.parallelize.
 """
@@ -44,8 +44,8 @@ class ExpertParallel(Accumulating):
     mesh: of those ranks, in their order, with the axes "replicas" (if there are any) and
         "experts", or for two hops "nodes" and "inside" instead; then "tensor", the ranks
         that cut each expert, if any. None: all are one expert-parallel group. Beside
-        tensor parallelism, whose ranks share a loss, it's of all their ranks, while the
-        group is of one of each
+        tensor parallelism, whose ranks share a loss, the mesh has all of them, and the
+        group has one of each
     reduces: False leaves gradients to others, as to FSDP or two ZeroOptimizers:
         dense_parameters() are for the group, expert_parameters() for .replicas, the ranks
         with the same experts
@@ -134,10 +134,10 @@ class ExpertParallel(Accumulating):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Makes each gradient that of the mean of all ranks' losses.
+        """Averages gradients: each becomes the gradient of all ranks' mean loss.
 
-        What all ranks have is averaged over all. An expert has seen the tokens of several
-        ranks, by whose number a hook has divided; its mean is over the replicas.
+        Parameters that all ranks have are averaged over all. An expert has seen the tokens
+        of several ranks, and a hook has divided by their number; its replicas are averaged.
         reduces=False leaves both means to others. The routers' biases move in any case.
         Call it once a step, after the last backward.
         """
@@ -203,7 +203,7 @@ class ExpertParallel(Accumulating):
         return found
 
     def _dealt(self, name: str) -> list[tuple[Group, int]]:
-        """Each group that shares out a weight of experts, and in which dim."""
+        """Each group that shares out a weight of experts, and the dim it cuts."""
         found = [(axis, 0) for axis in self._axes]
         if self.width > 1:
             found.append((self._slices, Experts.sliced[name.rpartition(".")[2]]))

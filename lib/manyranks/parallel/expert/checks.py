@@ -1,4 +1,4 @@
-"""What expert parallelism refuses, and what to give instead."""
+"""Refusals of expert parallelism, each with what to give instead."""
 
 import math
 from collections.abc import Sequence

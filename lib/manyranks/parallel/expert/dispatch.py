@@ -4,8 +4,8 @@
     e ranks   X experts of a rank, E/e   F an expert's feed-forward size
     t ranks that cut an expert   I inputs, O outputs of any matrix
 
-Expert i lives on rank i // X. How many rows go where isn't known before the router has
-chosen. So one small all-to-all of counts goes first, and then rows, as many as there are.
+Expert i lives on rank i // X. Only the router decides how many rows go where. So one small
+all-to-all of counts goes first, and then rows, as many as there are.
 
 Source: GShard, arXiv 2006.16668, section 3.2; MegaBlocks, arXiv 2211.15841, on products of
 unequal groups without padding; MoE parallel folding, arXiv 2504.14960.
@@ -32,7 +32,7 @@ Group = dist.ProcessGroup | None
 
 
 class Routing(NamedTuple):
-    """Which experts each token goes to, and how much of each it takes.
+    """The experts that each token goes to, and how much of each it takes.
 
     experts_TK: int64, −1 for a copy that was dropped
     gates_TK: what each expert's output is multiplied by; 0 for a dropped copy
@@ -48,7 +48,7 @@ def one_hop(
     """Returns what here() does, with the experts dealt to a group's ranks, who all call it.
 
     compute: this rank's experts on rows sorted by them
-    experts: E, those of all ranks
+    experts: E, all ranks' together
 
     Backward sends gradients the same ways: the results' there, the rows' back.
     """
@@ -78,7 +78,7 @@ def choose(
     groups: int = 1,
     groups_per_token: int = 1,
 ) -> Tensor:
-    """Finds experts_TK, those of the largest score + bias; of equal ones the first.
+    """Finds experts_TK, the largest score + bias first; of equal ones the lower number.
 
     bias_E: chooses and does no more, for gates are made of the scores
     groups: equal parts of the experts. A token stays inside the groups_per_token whose
@@ -99,7 +99,7 @@ def choose(
 
 
 def _largest(x_TE: Tensor, count: int) -> Tensor:
-    """Stable, so that equal scores are chosen alike on every rank and device."""
+    """Stable, so that equal scores give the same choice on every rank and device."""
     return x_TE.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
@@ -128,7 +128,7 @@ def copies(x_TH: Tensor, routing: Routing, order_R: Tensor) -> Tensor:
 class Dispatch(NamedTuple):
     """Where rows go.
 
-    order_R: the copies in the order in which they leave: by expert, and so by rank
+    order_R: the copies as they leave: by expert, and so by rank
     sent, received: rows to and from each rank
     sorted_R: rows that came, by own expert; they come by rank
     counts: rows of each own expert
@@ -190,7 +190,7 @@ class Experts(nn.Module):
     """Gated MLPs: down(silu(gate(x)) · up(x)), one for each expert.
 
     hop: how rows get to the experts, which can be set from outside: here, one_hop, two_hops
-    sliced: the dim of each weight in which several ranks cut an expert
+    sliced: the dim of each weight that several ranks cut
     dealt: whether some of its experts are on other ranks
     """
 

@@ -118,7 +118,7 @@ def _in_backward() -> bool:
 def capacity(tokens: int, top_k: int, experts: int, factor: float) -> int:
     """Copies that one expert takes of so many tokens: factor times the mean, rounded up.
 
-    What comes beyond it is dropped: the token passes that expert by, on the residual
+    Copies beyond it are dropped: the token passes that expert by, on the residual
     connection. Raises ValueError for a factor that isn't above 0.
     Source: GShard, arXiv 2006.16668, section 2.2 and algorithm 1.
     """
@@ -145,7 +145,7 @@ def drop(experts_TK: Tensor, capacity: int, experts: int) -> Tensor:
 def auxiliary_loss(
     probabilities_TE: Tensor, counts_E: Tensor, top_k: int, ranks: int = 1
 ) -> Tensor:
-    """E·Σ f·P over the experts: 1 where all are alike, more where many like the same.
+    """E·Σ f·P over the experts: 1 if all are as likely, more if tokens want the same.
 
     f: the share of the choices that an expert got, which has no gradient. P: the mean
     probability that the router gave it, which has. A rank knows P of its own tokens only,

@@ -1,4 +1,4 @@
-"""1F1B in which a micro-batch's all-to-all runs beside another one's compute.
+"""1F1B with one micro-batch's all-to-all beside another one's compute.
 
     schedule = beside(p, m, v)
     whole = program(schedule, ranks=4, layers=2, bytes=65536)
@@ -133,7 +133,7 @@ def _messages(schedule, action: Action, rank: int, place: int, e: int, bytes: fl
 
 
 def _layer(action: Action, moved) -> tuple[Instruction, ...]:
-    """Two computations and two all-to-alls, in the order in which they need each other."""
+    """Two computations and two all-to-alls; each needs the one before it."""
     first, second = WORK[:2] if action.kind == FORWARD else WORK[:1:-1]
     names = [f"{action.kind}{action.microbatch} {work}" for work in (first, second)]
     computed = [

@@ -69,8 +69,10 @@ class Share(NamedTuple):
 
 
 def rank_states(shape: ModelShape, plan: Plan) -> Share:
-    """Of the rank with the most, as memory.model_states has them, apart: with ZeRO-1 the optimizer's states of dense parameters
-    are sharded over all N = dp·cp ranks, those of an expert over the edp ranks that have it: N/e, unless etp says otherwise.
+    """Finds the states of the rank with the most, dense parts and experts apart.
+
+    ZeRO-1 shards the optimizer's states of dense parameters over all N = dp·cp ranks, and an expert's over the edp ranks that
+    have it: N/e, unless etp says otherwise.
 
     Raises ValueError where plan and shape do not fit.
     """
