@@ -42,10 +42,10 @@ HOW = [
     for how in ("none", "selective", "full")
 ]
 PLANS = [(MIXTRAL, Plan(dp=8, tp=4, pp=2, ep=4, seq=4096, batch=64, **how), H100) for how in HOW]
-PLANS += [(row.shape, row.plan, row.cluster) for row in steps.rows()]
+PLANS += [(row.shape, row.plan, row.cluster) for table in steps.PRETRAINING for row in steps.of(table)]
 
 
-@pytest.mark.parametrize(("shape", "plan", "cluster"), PLANS, ids=str)
+@pytest.mark.parametrize(("shape", "plan", "cluster"), PLANS, ids=lambda one: getattr(one, "name", ""))
 def test_published_rows_leave_etp_out_and_are_the_same_with_etp_as_tp(shape, plan, cluster):
     assert (plan.etp, plan.expert_tp) == (None, plan.tp)
     assert plan.expert_ranks == plan.dp * plan.cp // plan.ep
