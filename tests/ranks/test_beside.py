@@ -47,6 +47,7 @@ def test_it_s_faster_than_1f1b_by_most_of_what_that_waits_for_all_to_alls(v):
     assert new.makespan < old.makespan - waits / 2
 
 
+@pytest.mark.lenient  # messages have tags, which NCCL has not
 @pytest.mark.parametrize("pairs", [True, False])
 def test_on_ranks_that_sleep_it_is_what_was_replayed(four, pairs):
     whole = program(beside(2, 4, 2), 2, 1, SIZE, pairs)

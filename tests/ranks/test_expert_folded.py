@@ -47,6 +47,7 @@ def steps(gpt: GPTConfig, chosen: Plan) -> tuple[list, int, int]:
     return seen, sum(p.nbytes for p, kind in spread.kinds.items() if kind.expert), moments
 
 
+@pytest.mark.lenient  # it measures what gloo sends
 @pytest.mark.parametrize("name", matrix(CASES, KEPT))
 def test_bytes_and_memory_of_experts_are_what_theory_says(world_of, name):
     gpt, fields = CASES[name]

@@ -173,9 +173,9 @@ def _merged(
 def carried_out(whole: Program, costs: Costs) -> list[Span]:
     """Runs a Program on real ranks that sleep as long as its instructions take.
 
-    All ranks of the default group call it, one for each of the Program's. Messages are
-    real and carry the time at which they were issued, so that who waits for whom is real,
-    too; what they take on a wire is slept. Returns this rank's spans, see
+    All ranks of the default group, gloo's, call it, one for each of the Program's. Messages
+    are real and carry the time at which they were issued, so that who waits for whom is
+    real, too; what they take on a wire is slept. Returns this rank's spans, see
     program.timeline(). Raises ValueError for another number of ranks.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
