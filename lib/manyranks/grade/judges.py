@@ -8,6 +8,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from manyranks.grade.learner import FAILED
@@ -23,6 +25,7 @@ DTYPE = "this is another dtype than what is asked for: give a tensor that you ma
 _OWN_THREAD = "dist is called from the thread that the check calls you in, not from one of your own; leave the check as it is"
 _OVERWRITTEN = "until a send is over, leave its tensor as it is, or send a clone, and wait before you use it for something else"
 _COUNT = "these are the right ranks, but not the right number of messages: how many steps does it take?"
+_TOGETHER = "one call for all: put them into one flat row, and cut it again afterwards"
 _SMALL = 4096  # bytes of examples, numbers and counters
 
 Right = list[Seen]  # by rank
@@ -236,19 +239,26 @@ def apart(there: str, here: str, got: float, right: float) -> tuple[str, str]:
 
 
 def sent(
-    share: float, what: str, ops: str = "", hint: str = "", instead: dict[str, str] | None = None, groups: bool = False
+    share: float,
+    what: str,
+    ops: str = "",
+    hint: str = "",
+    instead: dict[str, str] | None = None,
+    groups: bool = False,
+    alike: Callable[[list[tuple[str, int, str]]], list[tuple[str, int, str]]] = list,
 ) -> Judge:
     """The ranks' calls are those of the right answer: operation, bytes, whom they reach. ops: a pattern, of those that count.
 
-    hint: where no mistake explains them; instead: operation that the right answer does not call -> what to say of it; groups:
-    whether it counts which ranks a collective reaches, not only how many.
+    hint: where no mistake explains them; instead: operation that the right answer does not call -> what to say of it, "" for
+    none at all; groups: whether it counts which ranks a collective reaches, not only how many; alike: turns two ways that are
+    both right into one.
     """
     wanted = re.compile(ops)
 
     def calls(seen: Seen) -> list[tuple[str, int, str]]:
         among = [call for call in seen.calls if len(call.ranks) > 1 and wanted.search(call.op)]  # one alone sends nothing
         found = [(call.op, call.bytes, _whom(call, groups)) for call in among]
-        return sorted(found)
+        return sorted(alike(found))
 
     def look(seen: Seen) -> dict[str, Fact]:
         return {"calls": [list(call) for call in calls(seen)]}
@@ -297,13 +307,13 @@ def _why_calls(trial: Trial, got: list[tuple], must: list[tuple], instead: dict[
     if found := next((instead[op] for op, *_ in got if op not in right and op in instead), ""):
         return found
     if not got:
-        return NOTHING
+        return instead.get("", NOTHING)
     if trial.unwaited:
         return WAIT
     total, needed = (sum(call[1] for call in calls) for calls in (got, must))
     if 2 * total == needed and len(got) == len(must):
         return "float64 is sent as float64, and this had half the bytes"
-    return ""
+    return _TOGETHER if total == needed and len(got) > len(must) else ""
 
 
 def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | None = None, hint: str = "") -> Judge:
@@ -455,6 +465,45 @@ def little(share: float, what: str, hint: str) -> Judge:
         return Verdict(True)
 
     return Judge(what, share, verdict, lambda seen: {"bytes": sum(of([seen]))}, needs=1)
+
+
+def by_phase(judges: dict[str, Judge]) -> Judge:
+    """Judges what is sent in each phase apart. A phase begins where the script marks its name, the first one at once.
+
+    What is sent after a mark "over" counts for none of them.
+    """
+
+    def parts(seen: Seen) -> dict[str, Seen]:
+        found, phase, sent = {name: [] for name in (*judges, "over")}, next(iter(judges)), iter(seen.calls)
+        for event in seen.events:
+            if event.kind == "mark" and event.what in found:
+                phase = event.what
+            elif event.kind == "call":
+                found[phase] += islice(sent, 1)
+        return {phase: replace(seen, calls=found[phase]) for phase in judges}
+
+    def look(seen: Seen) -> dict[str, Fact]:
+        return {f"{phase} {k}": v for phase, its in parts(seen).items() for k, v in judges[phase].look(its).items()}
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        got, must = ([parts(one) for one in ranks] for ranks in (trial.seen, right))
+        for phase, judge in judges.items():
+            found = judge.verdict(replace(trial, seen=[one[phase] for one in got]), [one[phase] for one in must])
+            if not found.ok:
+                return found if found.firm else found._replace(found=f"in {phase}, {found.found}")
+        return Verdict(True)
+
+    return next(iter(judges.values()))._replace(look=look, verdict=verdict)
+
+
+def both(one: Judge, other: Judge) -> Judge:
+    """The first one's line, for what both look at."""
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        found = one.verdict(trial, right)
+        return other.verdict(trial, right) if found.ok else found
+
+    return one._replace(verdict=verdict, look=lambda seen: one.look(seen) | other.look(seen))
 
 
 def by(
