@@ -6,6 +6,7 @@ from itertools import permutations, product
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import new_group
 
 from manyranks import theory
 from manyranks.grade.answers import also_right, mistake, right, slip
@@ -241,6 +242,18 @@ class ByGenerator(Average):
 
     def reduce(self, flat, group):
         dist.all_reduce(flat, group=group, async_op=True).wait()
+
+class Named(Average):
+    def make(self, axes):
+        groups = [(row, self.new_group(row)) for row in self.groups(axes)]
+        return next(group for row, group in groups if dist.get_rank() in row)
+
+@also_right("average")
+def by_an_imported_name(sizes, weights):
+    """A cell above says `from torch.distributed import new_group`."""
+    answer = Named()
+    answer.new_group = new_group
+    answer(sizes, weights)
 
 NOT_IN_IT = "some ranks are not in the group that they use: new_group gives such ranks no group. Keep the rank's own group"
 ALL_RANKS = "dist.new_group is called by all ranks, for every group, in one order, also by ranks outside the group"

@@ -173,7 +173,14 @@ def test_scripts_that_return_nothing_have_no_points_and_are_judged(court):
         assert "is missing\n    hint: leave what you are given as it is" in f"{report}"
 
 
-@pytest.mark.parametrize("attempt", ["trial.refused = lambda ready: nullcontext()", "learner._is_ready = lambda *_: False"])
+REMOVALS = (
+    "trial.refused = lambda ready: nullcontext()",
+    "learner._is_ready = lambda *_: False",
+    "learner.audited = lambda hear: nullcontext()",
+)
+
+
+@pytest.mark.parametrize("attempt", REMOVALS)
 def test_who_removes_the_watcher_of_ready_made_calls_has_no_points(court, attempt):
     first = f"""
 from contextlib import nullcontext

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from manyranks.measure.aliases import replaced
 from manyranks.measure.audit import audited
 from manyranks.measure.journal import Stopped
 
@@ -93,23 +94,17 @@ class Disk:
         self._look()
 
     @contextmanager
-    def mounted(self, names: dict[str, Any]) -> Iterator["Disk"]:
-        """Inside, open() and os reach it, also by names of the learner's: `from os import fsync` in a cell above."""
-        ours = [(module, "open", self._open_file) for module in (builtins, io)]
-        ours += [(os, name, getattr(self, f"_{name}")) for name in _CALLS.split()]
-        ours += [(os, name, self._reads) for name in _READS.split()]
-        ours += [(os, name, partial(self._refused, name)) for name in _REFUSED.split() if hasattr(os, name)]
-        before = [(vars(module), name, getattr(module, name)) for module, name, _ in ours]
-        stand_ins = {id(real): partial(stand_in, real) for (*_, stand_in), (*_, real) in zip(ours, before, strict=True)}
-        before += [(names, name, value) for name, value in names.items() if id(value) in stand_ins]
+    def mounted(self, function: Any) -> Iterator["Disk"]:
+        """Inside, open() and os reach it where the learner's function calls them."""
+        ours = {(module, "open"): self._open_file for module in (builtins, io)}
+        ours |= {(os, name): getattr(self, f"_{name}") for name in _CALLS.split()}
+        ours |= {(os, name): self._reads for name in _READS.split()}
+        ours |= {(os, name): partial(self._refused, name) for name in _REFUSED.split() if hasattr(os, name)}
+        stand_ins = {(module, name): partial(one, getattr(module, name)) for (module, name), one in ours.items()}
         try:
-            for where, name, real in before:
-                where[name] = stand_ins[id(real)]
-            with audited(self._heard):
+            with replaced(stand_ins, function), audited(self._heard):
                 yield self
         finally:
-            for where, name, real in before:
-                where[name] = real
             self._note("the end")
 
     # What stands in for open() and os. real: what it stands for

@@ -16,7 +16,7 @@ from manyranks.given import checkpointing as model
 from manyranks.given.checkpointing import HIDDEN, ROWS, Function, Scene, checked
 from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, both, by, facts, if_done, values
+from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, both, facts, if_done, values
 from manyranks.grade.learner import Ready
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
@@ -290,7 +290,7 @@ _SHARE = "a share has 1/t of x. Is x still in a closure or on ctx? Is the share 
 _SHARES = _holds(0.3, "keeps shares only", "kept", _SHARE)
 _GATHERS = "forward sends nothing; in backward, one all-gather for each checkpoint, to which each rank gives its share"
 _WHEN = "each checkpoint, the last one first, gathers once and then runs its function again"
-_ROUND = by(
+_ROUND = Judge(
     0.3,
     "makes one all-gather of a share for each checkpoint, in backward",
     _in_group,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyranks.given.data_parallel import Batch, Toy, batch, learning
 from manyranks.given.numbers import EXACT, drawn
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Right, Verdict, by, calls, facts, held, in_words, values
+from manyranks.grade.judges import Judge, Right, Verdict, calls, facts, held, in_words, values
 from manyranks.grade.learner import NOTHING_GIVEN, arguments, made, refuse_class
 from manyranks.grade.trial import Seen, Sent, Trial
 from manyranks.measure.journal import Stopped, kind_of
@@ -317,7 +317,7 @@ def _keeps_little(trial: Trial, right: Right) -> Verdict:
 _WRAPPED = (
     values(0.4, "trains like one process on the whole batch"),
     calls(0.2, "sends each bucket once per step", _by_bucket, "one all-reduce per step for each bucket of `cut`, in its order"),
-    by(0.3, "sends each bucket as soon as it can leave", _leaves_in_time, _order),
+    Judge(0.3, "sends each bucket as soon as it can leave", _leaves_in_time, _order),
     _ROWS_KEPT._replace(verdict=_keeps_little),
 )
 _MEANS = "after finish(), parameter.grad is the mean over the ranks of all that this step's backward passes have added up"

@@ -31,18 +31,17 @@ _OTHER, _ANY = f"{FOLDER}/rank-1.bin", "the old one or the new one"
 def _saved(given: tuple, function: Callable, watch: Watch) -> dict:
     before, new, others, newer = given
     contents, errors, steps, seconds = [], [], [], []
-    names = getattr(function, "__globals__", {})
 
     def second() -> None:  # another rank's save comes between two steps
         if not seconds:
             seconds.append("")
             seconds[0] = error_of(function, _OTHER, [*others])
 
-    with (one := Disk(before, contents, watch.folder)).mounted(names):
+    with (one := Disk(before, contents, watch.folder)).mounted(function):
         function(PATH, [*new])
     runs = [(one.halfway, newer, {}), ({}, new, {"look": second}), (before, new, {"full": True})]
     for files, parts, more in runs:
-        with (disk := Disk(files, contents, watch.folder, **more)).mounted(names):
+        with (disk := Disk(files, contents, watch.folder, **more)).mounted(function):
             errors.append(error_of(function, PATH, [*parts]))
         steps.append(disk.steps)
     return {"contents": [each.decode("latin-1") for each in contents], "steps": [one.steps, *steps], "errors": errors + seconds}
@@ -221,7 +220,7 @@ def _newest(given: tuple[dict, dict[str, bytes]], function: Callable, watch: Wat
     manifests, files = given
     disk = Disk(files, None, watch.folder)
     del given, files  # what they held is on the disk only
-    with disk.mounted(getattr(function, "__globals__", {})):
+    with disk.mounted(function):
         found = function(manifests)
     if not (found is None or isinstance(found, str)):
         raise Stopped(f"newest_whole returned {kind_of(found)}", "it returns a checkpoint's name, or None")

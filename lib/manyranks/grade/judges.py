@@ -47,7 +47,9 @@ class Verdict(NamedTuple):
 
 
 class Judge(NamedTuple):
-    """One thing that a task's trials are judged by. what: the report's line; share: of the points.
+    """One thing that a task's trials are judged by. share: of the points; what: the report's line.
+
+    Made as such where what to say has to be worked out from what the learner did; else by one of the functions below.
 
     look: what it is about, None where no known mistake shows in it; needs: of the judges before it, how many must be content
     with a trial, for it to be judged; values: whether it judges the values, which count world by
@@ -56,8 +58,8 @@ class Judge(NamedTuple):
     last case shows it best, not the first; early: finds what is wrong in the notes of a run that broke off, "" for nothing.
     """
 
-    what: str
     share: float
+    what: str
     verdict: Callable[[Trial, Right], Verdict]
     look: Look | None = None
     needs: int = 0
@@ -81,7 +83,7 @@ def values(
 
     alone: whether they need no communication; part: see Judge; tells: whether the report says what's right.
     """
-    look = _named(names)
+    look = results(names)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         if rank := next((rank for rank, seen in enumerate(trial.seen, 1) if OVERWROTE in seen.marks()), 0):
@@ -93,7 +95,7 @@ def values(
             return found._replace(hint=WAIT, firm=True)
         return found if not found.ok or alone else _by_communication(trial)
 
-    return Judge(what, share, verdict, look, values=True, part=part)
+    return Judge(share, what, verdict, look, values=True, part=part)
 
 
 def facts(
@@ -106,15 +108,15 @@ def facts(
     needs: int = 0,
 ) -> Judge:
     """Results beside the values are those of the right answer. tolerance: relative, of numbers; needs: see Judge."""
-    look = _named(names)
+    look = results(names)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         return _unequal(trial, right, look, hint, tolerance)
 
-    return Judge(what, share, verdict, look, needs, each_world=each_world)
+    return Judge(share, what, verdict, look, needs, each_world=each_world)
 
 
-def _named(names: str) -> Look:
+def results(names: str) -> Look:
     """The results whose name has the pattern in it."""
     wanted = re.compile(names)
     return lambda seen: {name: value for name, value in seen.results.items() if wanted.search(name)}
@@ -192,7 +194,7 @@ def at_most(
 
     grain: so roughly they are compared with those of known mistakes, where nobody's are exactly alike.
     """
-    look = _named(names)
+    look = results(names)
 
     def roughly(seen: Seen) -> dict[str, Fact]:
         return {name: round(value / grain) if isinstance(value, int | float) else value for name, value in look(seen).items()}
@@ -211,7 +213,7 @@ def at_most(
                     return Verdict(False, _who(trial, rank) + says.format(name=name, got=there, right=here), hint)
         return unclear
 
-    return Judge(what, share, verdict, roughly if grain else look)
+    return Judge(share, what, verdict, roughly if grain else look)
 
 
 def as_bytes(count: float) -> str:
@@ -271,7 +273,7 @@ def sent(
 
         return _all_waited(trial, _first(trial, right, wrong))
 
-    return Judge(what, share, verdict, look)
+    return Judge(share, what, verdict, look)
 
 
 def _all_waited(trial: Trial, found: Verdict) -> Verdict:
@@ -285,7 +287,7 @@ def _all_waited(trial: Trial, found: Verdict) -> Verdict:
 def _whom(call: Sent, groups: bool) -> str:
     if call.op in ("send", "recv"):
         return f"{'to' if call.op == 'send' else 'from'} rank {call.peer}"
-    return f"among ranks {sorted(call.ranks)}" if groups else f"among {len(call.ranks)} ranks"
+    return f"among ranks {listed([str(rank) for rank in sorted(call.ranks)])}" if groups else f"among {len(call.ranks)} ranks"
 
 
 def calls_in_words(got: list[tuple], must: list[tuple]) -> str:
@@ -336,7 +338,7 @@ def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | No
     def verdict(trial: Trial, right: Right) -> Verdict:
         return _all_waited(trial, _first(trial, right, wrong))
 
-    return Judge(what, share, verdict, look)
+    return Judge(share, what, verdict, look)
 
 
 def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> Judge:
@@ -366,7 +368,7 @@ def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> 
         found = _other_ranks(trial, right, in_order)
         return f"{found}: {hint}" if found else ""
 
-    return Judge(what, share, verdict, look, early=early)
+    return Judge(share, what, verdict, look, early=early)
 
 
 def _other_ranks(trial: Trial, right: Right, in_order: bool) -> str:
@@ -430,7 +432,7 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
 
         return _first(trial, right, wrong)
 
-    return Judge(what, share, verdict, look)
+    return Judge(share, what, verdict, look)
 
 
 def _steps(count: int) -> int:
@@ -447,7 +449,7 @@ def silent(share: float, what: str, hint: str = "this takes no communication: ea
                 return Verdict(False, f"rank {rank} called {seen.calls[0].op}", hint)
         return Verdict(True)
 
-    return Judge(what, share, verdict, lambda seen: {"ops": sorted({call.op for call in seen.calls})})
+    return Judge(share, what, verdict, lambda seen: {"ops": sorted({call.op for call in seen.calls})})
 
 
 def little(share: float, what: str, hint: str) -> Judge:
@@ -464,7 +466,7 @@ def little(share: float, what: str, hint: str) -> Judge:
             return Verdict(False, f"the ranks made {len(got)} calls together; {len(ours)} are enough", hint)
         return Verdict(True)
 
-    return Judge(what, share, verdict, lambda seen: {"bytes": sum(of([seen]))}, needs=1)
+    return Judge(share, what, verdict, lambda seen: {"bytes": sum(of([seen]))}, needs=1)
 
 
 def by_phase(judges: dict[str, Judge]) -> Judge:
@@ -504,15 +506,3 @@ def both(one: Judge, other: Judge) -> Judge:
         return other.verdict(trial, right) if found.ok else found
 
     return one._replace(verdict=verdict, look=lambda seen: one.look(seen) | other.look(seen))
-
-
-def by(
-    share: float,
-    what: str,
-    verdict: Callable[[Trial, Right], Verdict],
-    look: Look | None = None,
-    each_world: bool = False,
-    last: bool = False,
-) -> Judge:
-    """A judge of a task's own, where what to say has to be worked out from what the learner did."""
-    return Judge(what, share, verdict, look, each_world=each_world, last=last)

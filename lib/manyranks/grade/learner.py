@@ -108,8 +108,11 @@ def refused(ready: Ready) -> Iterator[Callable[[str], str]]:
         if called:
             return ""
         exec("def ready(): pass", names := {"__name__": f"{_LIBRARY}.{word}"})
-        eval(compile("ready()", "<cell 0>", "eval"), {"__name__": "__main__", "ready": names["ready"]})
-        return called.pop().what if called else ""
+        found = []
+        for call, known in (("ready()", names), ("audit(looks)", {"audit": sys.audit, "looks": _LOOKS[0]})):
+            eval(compile(call, "<cell 0>", "eval"), {**known, "__name__": "__main__"})
+            found.append(called.pop().what if called else "")
+        return found[0] if all(found) else ""
 
     before = sys.getprofile()
     sys.setprofile(note)

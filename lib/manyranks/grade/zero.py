@@ -14,7 +14,7 @@ from manyranks.given import zero as given
 from manyranks.given.numbers import EXACT
 from manyranks.given.zero import BYTES, TURN, UNIT, Batch, Noted, Training, pieces, trained
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Right, Verdict, as_bytes, at_most, by, facts, if_done, sent, silent, values
+from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, facts, if_done, results, sent, silent, values
 from manyranks.grade.learner import Ready, arguments, checked, made, plain, tensor
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
@@ -23,7 +23,6 @@ from manyranks.measure.watch import Watch
 _READY = Ready(hint="write it yourself, with dist.all_gather_single and dist.reduce_scatter_single")
 _READY_UNITS = _READY._replace(given=(f"{given.__name__}.Unit", f"{given.__name__}.OneAtATime"))
 _ADAMW = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 1e-2, "weight_decay": 0.1}  # eps: that it matters how large gradients are
-_SGD = {"lr": 0.1, "momentum": 0.9}
 _SMALL, _UNIT_ROOM = 6144, 9216  # bytes of examples, numbers and counters; of half a unit
 
 # What several tasks have in common
@@ -174,7 +173,7 @@ def _train(own: tuple[Training, nn.ModuleList, list[Batch]], kind, watch: Watch)
             held(f"after step {step}")
     if training.finishes:
         found["of gradients and copies in backward"] = given.in_backward(model, watch.peak_bytes, _SMALL)
-        found["leaving"] = given.leaving(watch.events, model)
+        found["leaving"], found["hint"] = given.leaving(watch.events, model)
     watch.forget()
     return found | {f"parameter {name}": p for name, p in model.named_parameters()}
 
@@ -193,14 +192,14 @@ stage1 = _task(
         _holds(0.67, "holds optimizer states of its shards only", "^(of|in)", _STATES, _SMALL),
     ),
     make=lambda case, rank, n, seed: (case, *trained(rank, seed, 6)),
-    cases=(Training("AdamW", _ADAMW, ((1,), (2,), (0,))), Training("SGD", _SGD, ((2,), (1,)))),
+    cases=(Training("AdamW", _ADAMW, ((1,), (2,), (0,))), Training("SGD", {"lr": 0.1, "momentum": 0.9}, ((2,), (1,)))),
     unexplained="in each step: a shard's .grad is its part of the mean over the ranks, the optimizer steps on the shards, and "
     "the parameters are gathered from them. Print one parameter on all ranks after each of these",
 )
 
 
 def _order(trial: Trial, right: Right) -> Verdict:
-    every = [(rank, *seen.results["leaving"]) for rank, seen in enumerate(trial.seen)]
+    every = [(rank, seen.results["leaving"], seen.results["hint"]) for rank, seen in enumerate(trial.seen)]
     return next((Verdict(False, f"rank {rank}: {found}", hint) for rank, found, hint in every if found), Verdict(True))
 
 
@@ -215,9 +214,7 @@ stage2 = _task(
     (
         _TRAINS,
         sent(0.1, "reduces each gradient once a backward", **_SENT),
-        by(
-            0.35, "reduces a gradient as soon as its turn comes", _order, lambda seen: {"found": seen.results["leaving"][0]}
-        )._replace(early=_out_of_turn),
+        Judge(0.35, "reduces a gradient as soon as its turn comes", _order, results("^leaving"), early=_out_of_turn),
         _holds(0.35, "holds gradients of its shards only", "^(of|in)", _GRADIENTS, _SMALL),
     ),
     make=lambda case, rank, n, seed: (case, *trained(rank, seed, 6)),
