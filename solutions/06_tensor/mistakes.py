@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from manyranks.grade.answers import also_right, mistake, right, slip
+from manyranks.grade.answers import also_right, right, slip
 from manyranks.parallel.tensor import layers
 
 # fmt: off
