@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import Plan, calibration, cluster, clusters, collectives, kernels, models, network, step
+from manyranks.theory import Plan, calibration, cluster, clusters, collectives, kernels, layer, models, network, step
 from manyranks.theory.calibration import Measurements
 
 H100, SIZES = clusters["h100-dgx"], [2**k for k in range(12, 30, 3)]
@@ -109,6 +109,29 @@ def test_8_bit_products_need_a_chip_that_has_them(name):
     chip = clusters[name].accelerator.name
     with pytest.raises(ValueError, match=f"^precision='fp8' on {chip}, which has no products in 8 bits: say precision='bf16'"):
         step.estimate(models["llama3-8b"], Plan(precision="fp8"), clusters[name])
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+def test_scales_of_blocks_need_a_chip_whose_products_read_them(precision):
+    shape, plan = models["llama3-8b"], Plan(precision=precision, zero=3, dp=8)
+    said = f"^precision='{precision}' on H100 SXM, whose products read no scales of blocks: say 'fp8'"
+    with pytest.raises(ValueError, match=said):
+        step.estimate(shape, plan, clusters["h100-dgx"])
+    with pytest.raises(ValueError, match=f"^precision='{precision}' on A100-80GB SXM, which has no products in 8 bits"):
+        step.estimate(shape, plan, clusters["a100-dgx"])
+    assert step.estimate(shape, plan, clusters["b300"]).seconds > 0
+
+
+def test_fewer_bits_are_faster_where_the_chip_is_and_attention_keeps_16():
+    shape, chip = models["llama3-70b"], clusters["gb300-nvl72"]
+    plans = {name: Plan(dp=64, zero=3, seq=8192, precision=name) for name in ("bf16-fp32-gradients", "mxfp8", "nvfp4")}
+    seconds = [step.estimate(shape, plan, chip).seconds for plan in plans.values()]
+    assert seconds == sorted(seconds, reverse=True)
+    for name, plan in plans.items():
+        rates = {kernel.part: kernel.rate for kernel in layer.forward(shape, plan, False) if kernel.flops}
+        assert rates["core"] == "bf16"
+        assert rates["mlp"] == plan.recipe.rate == {"mxfp8": "fp8", "nvfp4": "fp4"}.get(name, "bf16")
+    assert [plans[name].recipe.matmul * 32 for name in ("mxfp8", "nvfp4")] == [33, 18]  # bytes of 32 numbers and their scales
 
 
 def test_more_ranks_than_a_node_has_are_refused():

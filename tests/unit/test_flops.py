@@ -155,7 +155,10 @@ def test_backward_multiplies_twice_what_forward_does_and_full_recomputation_thre
         assert backward == times * forward
 
 
-@pytest.mark.parametrize(("precision", "rates"), [("bf16", {"bf16"}), ("fp8", {"bf16", "fp8"}), ("fp32", {"fp32"})])
+RATES = {"bf16": {"bf16"}, "fp8": {"bf16", "fp8"}, "mxfp8": {"bf16", "fp8"}, "nvfp4": {"bf16", "fp4"}, "fp32": {"fp32"}}
+
+
+@pytest.mark.parametrize(("precision", "rates"), RATES.items())
 @pytest.mark.parametrize("flash", [False, True])
 def test_products_run_at_the_rate_of_the_precision(precision, rates, flash):
     plan = Plan(seq=S, precision=precision, flash=flash)

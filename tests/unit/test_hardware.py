@@ -93,6 +93,8 @@ DEVICES = {
     "NVIDIA H20": "H20",
     "NVIDIA B200": "B200 (HGX)",
     "NVIDIA GB200": "GB200 (per GPU)",
+    "NVIDIA B300 SXM6 AC": "B300",
+    "NVIDIA GB300": "GB300 (per GPU)",
     "AMD Instinct MI300X": "MI300X",
 }
 
@@ -127,7 +129,31 @@ def test_peaks_are_those_of_the_data_sheets_without_sparsity():
     assert tflops("B200 (HGX)") == [2250, 2250, 4500, 9000, 1100, 75, 37]
     assert tflops("V100 SXM2") == [None, 125, None, None, None, 15.7, 7.8]
     assert tflops("TPU v5e") == [197, None, None, None, None, None, None]
-    assert tflops("B300")[3:] == [None, None, None, None]
+    assert tflops("B300") == [2250, 2250, 4500, 13500, 1100, 75, 1.25]
+    assert tflops("GB300 (per GPU)") == [2500, 2500, 5000, 15000, 1250, 80, 1.39]
+    assert tflops("Rubin (per GPU)") == [4000, 4000, 17500, 35000, 2000, 130, 33]
+    assert tflops("MI300X")[3] is None
+
+
+def test_a_rack_s_figures_are_those_printed_for_all_of_its_chips():
+    """Both ways, as vendors print them: GB300 and Vera Rubin NVL72, petabytes and petaflops."""
+    printed = {"gb300-nvl72": (20, 576, 130, 2 * 180, 360), "vera-rubin-nvl72": (20.7, 1580, 260, 288, 1260)}
+    for name, (memory, bandwidth, nvlink, bf16, fp8) in printed.items():
+        chip, half = theory.clusters[name].accelerator, 2 if name == "gb300-nvl72" else 1  # sparse 16 bits, dense 8 bits
+        found = (chip.memory, chip.memory_bandwidth, 2 * chip.scale_up, half * chip.flops / 1e3, chip.flops_fp8 / 1e3)
+        assert [72 * each / 1e12 for each in found] == pytest.approx((memory, bandwidth, nvlink, bf16, fp8), rel=0.01), name
+
+
+def test_the_way_to_the_host_is_pcie_or_a_share_of_the_chip_to_chip_link():
+    assert theory.clusters["b300"].host == theory.clusters["h100"].host == 64e9
+    for name, per_cpu in {"gb200-nvl72": 0.9e12, "gb300-nvl72": 0.9e12, "vera-rubin-nvl72": 1.8e12}.items():
+        assert theory.clusters[name].host == per_cpu / 2 / 2, name  # one way, of two chips
+
+
+def test_block_scales_come_with_4_bits():
+    assert [name for name, chip in theory.accelerators.items() if chip.scaled] == [
+        *("B200 (HGX)", "GB200 (per GPU)", "B300", "GB300 (per GPU)", "Rubin (per GPU)")
+    ]
 
 
 def test_a_chip_has_half_of_its_bfloat16_peak_in_tf32():

@@ -60,6 +60,23 @@ CONFIGS = {
     | {"moe_intermediate_size": 2048, "first_k_dense_replace": 3, "topk_group": 4, "topk_method": "noaux_tc"}
     | {"num_nextn_predict_layers": 1, "quantization_config": {"quant_method": "fp8"}, "auto_map": {}},
 }
+GLM = {"attention_bias": True, "num_nextn_predict_layers": 1, "head_dim": 128, "n_shared_experts": 1, "n_group": 1} | {
+    **{"topk_group": 1, "num_experts_per_tok": 8, "norm_topk_prob": True, "partial_rotary_factor": 0.5, "rope_scaling": None},
+}
+CONFIGS |= {
+    "Kimi-K2-Base": CONFIGS["DeepSeek-V3"]
+    | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "num_attention_heads": 64, "vocab_size": 163840}
+    | {"num_key_value_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+    | {"num_nextn_predict_layers": 0, "routed_scaling_factor": 2.827},
+    "GLM-4.5": llama_like("glm4_moe", 5120, 12288, 92, 96, 151552, num_key_value_heads=8, use_qk_norm=True, **GLM)
+    | {"n_routed_experts": 160, "moe_intermediate_size": 1536, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5},
+    "GLM-4.5-Air": llama_like("glm4_moe", 4096, 10944, 46, 96, 151552, num_key_value_heads=8, use_qk_norm=False, **GLM)
+    | {"n_routed_experts": 128, "moe_intermediate_size": 1408, "first_k_dense_replace": 1},
+    "gpt-oss-20b": llama_like("gpt_oss", 2880, 2880, 24, 64, 201088, num_key_value_heads=8, head_dim=64, swiglu_limit=7.0)
+    | {"num_local_experts": 32, "num_experts_per_tok": 4, "experts_per_token": 4, "sliding_window": 128}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 12, "attention_bias": True, "initial_context_length": 4096},
+    "gpt-oss-120b": llama_like("gpt_oss", 2880, 2880, 36, 64, 201088, swiglu_limit=7.0, attention_bias=True),
+}
 RELEASED = {
     "Llama-2-7b": 6_738_415_616,
     "Llama-3.2-1B": 1_235_814_400,
@@ -75,6 +92,11 @@ RELEASED = {
     "gemma-2-9b": 9_241_705_984,
     "DeepSeek-V2-Lite": 15_706_484_224,
     "DeepSeek-V3": 671_026_419_200,
+    "Kimi-K2-Base": 1_026_408_232_448,
+    "GLM-4.5": 352_797_829_024,  # as DeepSeek-V3, without the prediction module
+    "GLM-4.5-Air": 106_852_251_264,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
 }
 SAME_AS = {
     "Llama-2-7b": "llama2-7b",
@@ -90,6 +112,11 @@ SAME_AS = {
     "gemma-7b": "gemma-7b",
     "DeepSeek-V2-Lite": "deepseek-v2-lite",
     "DeepSeek-V3": "deepseek-v3",
+    "Kimi-K2-Base": "kimi-k2",
+    "GLM-4.5": "glm-4.5",
+    "GLM-4.5-Air": "glm-4.5-air",
+    "gpt-oss-20b": "gpt-oss-20b",
+    "gpt-oss-120b": "gpt-oss-120b",
 }
 
 
@@ -163,6 +190,9 @@ def test_dense_layers_of_qwen_may_be_the_first_ones(shape_of):
     [
         ("Llama-2-7b", {"model_type": "lama"}, "model_type='lama': did you mean 'llama'"),
         ("Llama-2-7b", {"model_type": None}, "model_type=None: choose from llama"),
+        ("Llama-2-7b", {"model_type": "qwen3_next"}, "model_type='qwen3_next': its layers have Gated DeltaNet"),
+        ("Llama-2-7b", {"model_type": "nemotron_h"}, "model_type='nemotron_h': its layers have Mamba-2"),
+        ("Llama-2-7b", {"model_type": "deepseek_v4"}, "model_type='deepseek_v4': its layers have attention to compressed keys"),
         ("Llama-2-7b", {"model_type": ["llama"]}, "model_type="),
         ("Llama-2-7b", {"architectures": ["LlamaForSequenceClassification"]}, "architectures=.*'LlamaForCausalLM'"),
         ("Llama-2-7b", {"num_key_value_head": 8}, "num_key_value_head=8: unknown.*did you mean 'num_key_value_heads'"),

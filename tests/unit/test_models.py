@@ -2,13 +2,15 @@
 
 import copy
 import pickle
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
+from manyranks import theory
 from manyranks.theory import published
 from manyranks.theory.architecture import parameters_of
-from manyranks.theory.shapes import models
+from manyranks.theory.shapes import hybrids, models
 
 # Weights in the released checkpoints (safetensors headers), without buffers.
 RELEASED = {
@@ -32,6 +34,9 @@ RELEASED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "kimi-k2": 1_026_408_232_448,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     "gemma-2b": 2_506_172_416,
     "gemma-7b": 8_537_680_896,
     "gpt2": 124_439_808,
@@ -52,6 +57,11 @@ TOTAL_AND_ACTIVE = {
     "deepseek-v3": (671, 37),  # arXiv 2412.19437, abstract
     "qwen3-30b-a3b": (30.5, 3.3),  # arXiv 2505.09388
     "qwen3-235b-a22b": (235, 22),
+    "kimi-k2": (1040, 32.6),  # arXiv 2507.20534, abstract and Table 2
+    "glm-4.5": (355, 32),  # arXiv 2508.06471, Table 1: with the prediction module, without embedding and head
+    "glm-4.5-air": (106, 12),
+    "gpt-oss-20b": (20.91, 3.61),  # arXiv 2508.10925, Table 1; the input embedding isn't active
+    "gpt-oss-120b": (116.83, 5.13),
 }
 
 
@@ -63,9 +73,24 @@ def test_a_named_model_has_the_weights_of_its_released_checkpoint(name):
 @pytest.mark.parametrize("name", TOTAL_AND_ACTIVE)
 def test_models_with_experts_have_the_published_total_and_active_counts(name):
     shape, (total, active) = models[name], TOTAL_AND_ACTIVE[name]
-    assert shape.parameters / 1e9 == pytest.approx(total, rel=5e-3)
-    without = shape.embedding_parameters if name == "deepseek-v2-lite" else 0
+    ends = 2 * shape.embedding_parameters if name.startswith("glm") else 0
+    counted = shape.parameters + (shape.mtp_parameters - ends if ends else 0)
+    assert counted / 1e9 == pytest.approx(total, rel=2e-2 if name in ("kimi-k2", "glm-4.5-air") else 5e-3)
+    without = ends or (shape.embedding_parameters if name == "deepseek-v2-lite" or name.startswith("gpt-oss") else 0)
     assert (shape.active_parameters - without) / 1e9 == pytest.approx(active, rel=0.025)
+
+
+@pytest.mark.parametrize(("name", "released"), [("glm-4.5", 358_337_791_296), ("glm-4.5-air", 110_468_824_832)])
+def test_glm_4_5_with_its_prediction_module_is_the_released_checkpoint(name, released):
+    shape = models[name]
+    copies = parameters_of(shape.embedding + shape.head)  # as DeepSeek-V3 stores them
+    assert shape.parameters + shape.mtp_parameters + copies == released
+
+
+def test_every_other_layer_of_gpt_oss_looks_back_128_tokens():
+    for name in ("gpt-oss-20b", "gpt-oss-120b"):
+        shape = models[name]
+        assert (shape.window, 2 * shape.window_layers) == (128, shape.layers)
 
 
 def test_deepseek_v3_with_its_prediction_module_is_the_released_checkpoint():
@@ -123,6 +148,36 @@ def test_llama_3_in_the_table_has_the_head_size_that_follows_from_its_heads():
 def test_every_named_model_says_where_it_is_from_and_survives_copying():
     assert all(name == shape.name and shape.source for name, shape in models.items())
     assert pickle.loads(pickle.dumps(dict(models))) == copy.deepcopy(dict(models)) == models
+
+
+def test_hybrids_have_the_weights_of_their_released_checkpoints_and_the_printed_active_ones():
+    qwen, nemotron = hybrids["qwen3-next-80b-a3b"], hybrids["nemotron-3-nano-30b-a3b"]
+    assert qwen.parameters + qwen.mtp_parameters == 81_324_862_720
+    assert nemotron.parameters - 23 * 128 == 31_577_937_344  # the checkpoint counts the routers' biases among its buffers
+    assert (qwen.parameters / 1e9, nemotron.parameters / 1e9) == pytest.approx((80, 31.6), rel=5e-3)
+    lookup = {shape.name: shape.shape.embedding_parameters for shape in (qwen, nemotron)}
+    assert nemotron.active_parameters / 1e9 == pytest.approx(3.6, abs=0.05)  # arXiv 2512.20848, with embeddings and without
+    assert (nemotron.active_parameters - lookup[nemotron.name]) / 1e9 == pytest.approx(3.2, abs=0.05)
+    for name, total, active in (("flash", 284, 13), ("pro", 1600, 49)):  # arXiv 2606.19348, abstract
+        shape = hybrids[f"deepseek-v4-{name}"]
+        assert shape.parameters / 1e9 == pytest.approx(total, rel=0.02)
+        assert round((shape.active_parameters - shape.shape.embedding_parameters) / 1e9) == active
+    assert int((qwen.active_parameters - 2 * lookup[qwen.name]) / 1e9) == 3  # as its name says
+    assert all(shape.source and name == shape.name for name, shape in hybrids.items())
+
+
+def test_no_estimate_takes_a_hybrid():
+    with pytest.raises(
+        ValueError, match=r"model 'qwen3-next-80b-a3b' is a hybrid: theory.hybrids\['qwen3-next-80b-a3b'\] counts"
+    ):
+        models["qwen3-next-80b-a3b"]
+    with pytest.raises(ValueError, match="shape='nemotron-3-nano-30b-a3b': only a hybrid's parameters are counted"):
+        theory.flops.per_token(hybrids["nemotron-3-nano-30b-a3b"], 4096)
+    qwen, dense = hybrids["qwen3-next-80b-a3b"], models["llama3-405b"]
+    with pytest.raises(ValueError, match="mixers in 72 of 48 layers that mix tokens"):
+        replace(qwen, mixers=2 * qwen.mixers)
+    with pytest.raises(ValueError, match="its MLPs must have experts"):
+        replace(qwen, shape=dense)
 
 
 def test_an_unknown_model_suggests_the_nearest():

@@ -53,6 +53,9 @@ from . import (
     hardware as hardware,
 )
 from . import (
+    hybrid as hybrid,
+)
+from . import (
     kernels as kernels,
 )
 from . import (
@@ -119,6 +122,8 @@ from .hardware import Link as Link
 from .hardware import accelerators as accelerators
 from .hardware import links as links
 from .huggingface import from_hf_config as from_hf_config
+from .hybrid import HybridShape as HybridShape
 from .plan import Plan as Plan
 from .replay_costs import ClusterCosts as ClusterCosts
+from .shapes import hybrids as hybrids
 from .shapes import models as models

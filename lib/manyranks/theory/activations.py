@@ -106,7 +106,7 @@ def tokens(plan: Plan) -> float:
 
 
 def itemsize(plan: Plan) -> int:
-    return 4 if plan.precision == "fp32" else 2
+    return 4 if plan.recipe.rate == "fp32" else 2
 
 
 def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:

@@ -78,7 +78,8 @@ class ModelShape:
     """A decoder-only transformer. Sizes in elements; a count of 0 means that there is none.
 
     ffn: of a dense layer (unused where every layer has experts). kv_heads: None means heads. head_size: None means
-    hidden // heads; with `latent`, it is nope_size + rope_size. gated: the MLP has three matrices instead of two. tied: the
+    hidden // heads; with `latent`, it is nope_size + rope_size. gated: the MLP has three matrices instead of two;
+    clamped: it bounds what it multiplies. tied: the
     head is the input embedding. norm: "rmsnorm" (a scale), "layernorm" (a scale and a shift) or "none"; a final norm follows
     the last layer. bias: on every linear layer but the head and the router; qkv_bias: on queries, keys and values only;
     qk_norm: a norm of head_size on queries and one on keys; sinks: a number a query head, in the softmax beside the scores.
@@ -101,6 +102,7 @@ class ModelShape:
     kv_heads: int | None = None
     head_size: int | None = None
     gated: bool = True
+    clamped: bool = False
     tied: bool = False
     norm: str = "rmsnorm"
     norms_per_layer: int = 2

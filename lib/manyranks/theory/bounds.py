@@ -8,7 +8,7 @@ import functools
 from manyranks.theory import activations, pace, pipeline, stages, states
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.pace import Both
-from manyranks.theory.plan import Layout, Plan
+from manyranks.theory.plan import Layout, Local, Plan
 from manyranks.theory.stages import Stage
 from manyranks.theory.states import Held
 
@@ -29,12 +29,12 @@ def passes(model: Both, p: int, m: int, hides: bool) -> float:
     return _ROUNDING * m / p * (pace.hide_experts(model) if hides else model).seconds
 
 
-def seconds(model: Both, schedule: str, p: int, m: int, v: int, overlap: bool) -> float:
+def seconds(model: Both, local: Local, schedule: str, p: int, m: int, v: int) -> float:
     """Returns the same with the schedule's bubble, which is another maximum of sums."""
-    least = passes(model, p, m, p > 1 and pace.hides_experts(schedule, overlap))
+    least = passes(model, p, m, pace.hides_experts(local, schedule, p, m, v))
     if p == 1:
         return least
-    each = (seconds / p for seconds in (model.forward.seconds, model.backward.seconds, model.weight))
+    each = (seconds / p for seconds in (model.forward.seconds, model.backward.seconds, model.movable))
     return least + _ROUNDING * pipeline.bubble(schedule, p, m, v, *each)
 
 

@@ -1,13 +1,14 @@
 """A cluster's constants from what was measured on it: products, a copy, a collective."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from manyranks.theory import checks, hardware
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.hardware import Link, fit_link
-from manyranks.theory.kernels import BANDWIDTH
+from manyranks.theory.kernels import BANDWIDTH, MATMUL
 
 SLOWEST = 0.01  # share of a chip's products below which something else was measured
 
@@ -54,7 +55,10 @@ def calibrate(measured: Measurements, cluster: Cluster, name: str = "") -> Clust
     checks.kinds(cluster=cluster)
     if measured.ranks > cluster.node:
         raise ValueError(f"ranks={measured.ranks}: a node of {cluster.name} has {cluster.node}; measure inside one")
-    fraction = max(measured.products) / cluster.accelerator.flops
+    best = max(measured.products)
+    # Of several, a step's products reach the median of the large ones, which is MATMUL times the share that the chip is given.
+    typical = statistics.median(each for each in measured.products if each >= best / 2)
+    fraction = min(best, typical / MATMUL) / cluster.accelerator.flops
     if not SLOWEST <= fraction <= hardware.MOST:
         chip = f"{cluster.accelerator.name}, which does {cluster.accelerator.flops:.3g}"
         raise ValueError(

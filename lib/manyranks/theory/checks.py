@@ -3,6 +3,7 @@
 from manyranks.theory import names
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
+from manyranks.theory.hybrid import HybridShape
 from manyranks.theory.kernels import Constants
 from manyranks.theory.plan import Plan
 
@@ -17,6 +18,8 @@ _KINDS = {
 def kinds(**values: object) -> None:
     """Raises ValueError, by name, for a shape, plan or cluster that is none."""
     for name, value in values.items():
+        if isinstance(value, HybridShape):
+            raise ValueError(f"{name}={value.name!r}: only a hybrid's parameters are counted; give {_KINDS['shape'][1]}")
         if not isinstance(value, _KINDS[name][0]):
             raise ValueError(f"{name}={value!r}: give {_KINDS[name][1]}")
 
@@ -29,7 +32,9 @@ def are_constants(value: object) -> None:
 
 
 def has_8_bits(plan: Plan, cluster: Cluster) -> None:
-    """Raises ValueError for a plan whose products are in 8 bits on a chip that does not multiply those."""
+    """Raises ValueError for a plan whose products are in 8 or 4 bits on a chip that does not multiply those."""
     chip = cluster.accelerator
-    if plan.recipe.matmul == 1 and chip.flops_fp8 <= chip.flops:
+    if plan.recipe.quantised and chip.flops_fp8 <= chip.flops:
         raise ValueError(f"precision={plan.precision!r} on {chip.name}, which has no products in 8 bits: say precision='bf16'")
+    if plan.recipe.block and not chip.scaled:
+        raise ValueError(f"precision={plan.precision!r} on {chip.name}, whose products read no scales of blocks: say 'fp8'")

@@ -188,8 +188,9 @@ _INFINIBAND, _NVLINK, _ICI = 14e-6, 3.4e-6, 1e-6  # α: NCCL src/graph/tuning.cc
 
 
 def _of_row(row: dict[str, str]) -> Cluster:
-    """link_GBps: of a torus one of its links, elsewhere the share of the network, if it isn't the accelerator's own; reserved:
-    processors that move tokens instead of multiplying, of a chip's."""
+    """link_GBps: of a torus one of its links, elsewhere the share of the network, if it isn't the accelerator's own; host_GBps:
+    an accelerator's share of its way to the host, if that isn't PCIe; reserved: processors that move tokens instead of
+    multiplying, of a chip's."""
     name, chip, size, source = row["name"], hardware.accelerators[row["chip"]], int(row["size"]), row["source"]
     bandwidth = GB * float(row["link_GBps"] or 0)
     if row["axes"]:
@@ -197,7 +198,8 @@ def _of_row(row: dict[str, str]) -> Cluster:
         return Cluster(name, chip, (ici,), torus=2 * int(row["axes"]), source=source)
     chip = replace(chip, nic=bandwidth) if bandwidth else chip
     near, far = Link("NVLink", _NVLINK, chip.scale_up, chip.source), Link("InfiniBand", _INFINIBAND, chip.nic, chip.source)
-    host = {"V": 16 * GB, "A": 32 * GB}.get(row["chip"][0], 64 * GB)  # PCI-SIG: 16 lanes of PCIe 3.0, 4.0 and 5.0
+    pcie = {"V": 16 * GB, "A": 32 * GB}.get(row["chip"][0], 64 * GB)  # PCI-SIG: 16 lanes of PCIe 3.0, 4.0 and 5.0
+    host = GB * float(row["host_GBps"]) if row["host_GBps"] else pcie
     more = {"host_memory": GB * float(row["host_memory_GB"])} if row["host_memory_GB"] else {}
     reserved, levels = float(Fraction(row["reserved"] or 0)), (Level("node", size, near), Level("network", 2**20, far))
     return Cluster(name, chip, levels, reserved=reserved, host=host, source=source, **more)

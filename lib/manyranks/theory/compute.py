@@ -62,7 +62,7 @@ def site(shape: ModelShape, local: Local, cluster: Cluster, constants: Constants
 @dataclass(frozen=True, eq=False, slots=True)
 class Busy:
     """Seconds of a part's kernels. weight: of those backward that make weights' gradients; core, core_backward: of
-    attention."""
+    attention; host, host_backward: of the CPU that launches forward and backward."""
 
     site: Site
     part: str
@@ -71,6 +71,8 @@ class Busy:
     weight: float
     core: float
     core_backward: float
+    host: float
+    host_backward: float
 
 
 class Parts(dict[str, Busy]):
@@ -101,5 +103,6 @@ def _parts(at: Site, names: tuple[str, ...]) -> Parts:
 @functools.lru_cache(maxsize=65536)
 def of_part(at: Site, part: str) -> Busy:
     """Times one part's kernels."""
-    lists, host = layer.work(at.shape, at.local, part, at.imbalance), at.local.framework.host
-    return Busy(at, part, *(kernels.run(work, at.place.cluster, at.place.constants, host) for work in lists))
+    lists = layer.work(at.shape, at.local, part, at.imbalance)
+    hosts = [at.local.framework.host * layer.launches(work) for work in lists[:2]]
+    return Busy(at, part, *(kernels.run(work, at.place.cluster, at.place.constants) for work in lists), *hosts)

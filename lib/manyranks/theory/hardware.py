@@ -13,9 +13,9 @@ GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One chip. flops, flops_fp8: dense FLOP/s in bfloat16 (V100: float16) and in 8 bits; memory: bytes; bandwidths in bytes/s,
-    of links one way; 0 where unknown. matmul_fraction: the share of `flops` that the best large matrix product reaches;
-    processors: that compute tiles of a product (NVIDIA: streaming multiprocessors).
+    """One chip. flops, flops_fp8, flops_fp4: dense FLOP/s in bfloat16 (V100: float16), in 8 and in 4 bits; memory: bytes;
+    bandwidths in bytes/s, of links one way; 0 where unknown. matmul_fraction: the share of `flops` that the best large matrix
+    product reaches; processors: that compute tiles of a product (NVIDIA: streaming multiprocessors); watts: its limit.
     """
 
     name: str
@@ -28,10 +28,12 @@ class Accelerator:
     flops_fp8: float = 0.0
     matmul_fraction: float = 1.0
     specials: float = 0.0  # exponentials a second
-    ampere: float = 1.0  # share of the peak that an A100's instructions reach
+    ampere: float = 1.0  # share of the peak that an A100's instructions reach; 0: nobody uses them here
     processors: int = 0
     reuse: float = 1.0  # multiplications that a product has to do with each number from the cache to be as fast as the peak
     tf32: float = 0.5  # rate of 32-bit products ÷ flops
+    flops_fp4: float = 0.0
+    watts: float = 0.0
 
     def __post_init__(self):
         for name in _NUMBERS:
@@ -44,9 +46,14 @@ class Accelerator:
                 f"accelerator {self.name!r}: {both} are shares of its {self.flops:.3g} FLOP/s, {MOST} and 1 at most"
             )
 
+    @property
+    def scaled(self) -> bool:
+        """Whether its products read a scale with each block of numbers, as MXFP8 and NVFP4 need. Chips with 4 bits do."""
+        return self.flops_fp4 > self.flops
+
 
 _NUMBERS = tuple(field.name for field in fields(Accelerator) if field.type in (int, float))
-_ABOVE_0 = ("flops", "memory", "memory_bandwidth", "matmul_fraction", "ampere", "reuse", "tf32")
+_ABOVE_0 = ("flops", "memory", "memory_bandwidth", "matmul_fraction", "reuse", "tf32")
 MOST = 1.2  # a clock above the one that the data sheet counts with
 
 
@@ -118,8 +125,9 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 # accelerators.csv, flops_per_exponential: FLOPs of a matrix product in the time of one exponential. The processors' special
-# function units do 16 a cycle in every generation, their tensor cores twice the FLOPs of the last. H100: 989 against 3.9
-# TFLOP/s, arXiv 2407.08608, section 3.2. Its processors are those of NVIDIA's white papers and data sheets.
+# function units do 16 a cycle in every generation, twice as many in Blackwell Ultra, their tensor cores twice the FLOPs of the
+# last. H100: 989 against 3.9 TFLOP/s, arXiv 2407.08608, section 3.2. Its processors are those of NVIDIA's white papers and data
+# sheets.
 # With an A100's instructions an H100 reaches 0.54 of its peak: then FlashAttention-2 runs at 35 % of it, forward and backward
 # together, as arXiv 2407.08608 says. Later chips are taken to run them as fast as an H100 does.
 _HOPPER, _AMPERE = 989 * TFLOPS, 0.54
@@ -131,7 +139,10 @@ _REUSE, _SHARED = 1024 * 2 / (5120 / 108), 3 / 4
 
 @functools.cache
 def _accelerators() -> Named:
-    measured = {row["device"]: float(row["efficiency_pct"]) / 100 for row in published.rows("max_achievable_matmul")}
+    shares: dict[str, list[float]] = {}
+    for row in published.rows("max_achievable_matmul"):
+        shares.setdefault(row["device"], []).append(float(row["efficiency_pct"]) / 100)
+    measured = {device: statistics.mean(each) for device, each in shares.items()}  # of two sources the mean
     chips = (_accelerator(row, measured) for row in published.rows("accelerators"))
     return Named("accelerator", {chip.name: chip for chip in chips})
 
@@ -151,13 +162,20 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         number("scaleup_unidir_GBps_per_device", GB),
         number("typical_nic_GBps_per_device", GB),
         row["source"],
-        flops * (2 if fp8 else 1),
+        _peaks().get((name, "float8"), flops * (2 if fp8 else 1)),
         reached,
         flops / float(row["flops_per_exponential"]) if row["flops_per_exponential"] else 0.0,
-        min(1.0, _AMPERE * _HOPPER / flops) if fp8 else 1.0,
+        _ampere(row["flops_per_exponential"], flops) if fp8 else 1.0,
         int(row["processors"] or 0),
         _REUSE * (2 * _SHARED if fp8 else 0.5 if name.startswith("V100") else 1),
+        flops_fp4=_peaks().get((name, "float4"), 0.0),
+        watts=number("watts", 1),
     )
+
+
+def _ampere(flops_per_exponential: str, flops: float) -> float:
+    """Blackwell (512) is not told of: its stacks have kernels of its own."""
+    return 0.0 if flops_per_exponential == "512" else min(1.0, _AMPERE * _HOPPER / flops)
 
 
 DTYPES = ("bfloat16", "float16", "float8", "float4", "tf32", "float32", "float64")
@@ -193,6 +211,8 @@ def peak(accelerator: Accelerator, dtype: str) -> float | None:
         return None if chip.startswith("TPU") else flops
     if dtype == "float8":
         return accelerator.flops_fp8 if accelerator.flops_fp8 > flops else None
+    if dtype == "float4":
+        return accelerator.flops_fp4 or None
     return _peaks().get((chip, dtype))
 
 

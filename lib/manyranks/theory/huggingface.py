@@ -33,7 +33,8 @@ def from_hf_config(path: str | Path | Config) -> ModelShape:
 
     path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type: one of
     the families in theory.models: llama, mistral, mixtral, gpt2, gpt_neox, opt, bloom, qwen2, qwen3, qwen3_moe, gemma, gemma2,
-    deepseek_v2, deepseek_v3. A key that may be left out has its class's default. The shape takes the folder's name.
+    deepseek_v2, deepseek_v3, kimi_k2, glm4_moe, gpt_oss. A key that may be left out has its class's default. The shape takes
+    the folder's name.
     Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are not allowed or do
     not fit together; FileNotFoundError where there is no such file.
     """
@@ -74,6 +75,8 @@ class Family(NamedTuple):
 
 def _family(config: Config) -> Family:
     kind = config.get("model_type")
+    if isinstance(kind, str) and kind in _BEYOND:
+        raise ValueError(f"model_type={kind!r}: {_BEYOND[kind]}, which ModelShape has no words for")
     if not isinstance(kind, str) or kind not in _FAMILIES:
         raise ValueError(f"model_type={kind!r}: {nearest(kind, _FAMILIES)}")
     expected = _FAMILIES[kind].architecture
@@ -241,6 +244,19 @@ def _deepseek_v3(config: Config) -> Fields:
     return _deepseek(config) | {"router_bias": True, "mtp_depth": config["num_nextn_predict_layers"] or 0}
 
 
+def _glm4_moe(config: Config) -> Fields:
+    routed = _experts(config, "n_routed_experts", "moe_intermediate_size")
+    attention = {"qkv_bias": config["attention_bias"], "qk_norm": config["use_qk_norm"]}
+    balance = {"router_bias": True, "mtp_depth": config["num_nextn_predict_layers"] or 0}
+    return _dense(config) | attention | routed | _deepseek_layers(config) | _deepseek_groups(config) | balance
+
+
+def _gpt_oss(config: Config) -> Fields:
+    routed = _experts(config, "num_local_experts", "intermediate_size")
+    biases = {"bias": True, "sinks": True, "router_bias": True, "clamped": True}
+    return _dense(config) | routed | biases | {"window_layers": _sliding_layers(config)}
+
+
 def checked(config: Config, keys: Mapping[str, Key]) -> dict[str, Any]:
     """The value of each of the keys, defaults filled in.
 
@@ -299,6 +315,12 @@ def keys_of(kind: str) -> dict[str, Key]:
     return found
 
 
+_HYBRID = "its layers have {} in place of attention (theory.hybrids counts the parameters of some)"
+_BEYOND = {
+    "qwen3_next": _HYBRID.format("Gated DeltaNet"),
+    "nemotron_h": _HYBRID.format("Mamba-2"),
+    "deepseek_v4": _HYBRID.format("attention to compressed keys"),
+}
 _FAMILIES = {
     "llama": Family("LlamaForCausalLM", _llama),
     "mistral": Family("MistralForCausalLM", _dense),
@@ -314,4 +336,7 @@ _FAMILIES = {
     "bloom": Family("BloomForCausalLM", _bloom),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", _deepseek),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", _deepseek_v3),
+    "kimi_k2": Family("DeepseekV3ForCausalLM", _deepseek_v3),
+    "glm4_moe": Family("Glm4MoeForCausalLM", _glm4_moe),
+    "gpt_oss": Family("GptOssForCausalLM", _gpt_oss),
 }

@@ -49,13 +49,9 @@ def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: f
     return compute + specials + kernel.bytes / (chip.memory_bandwidth * constants.bandwidth) + constants.overhead
 
 
-def run(work: list[Kernel], cluster: Cluster, constants: Constants, host: float) -> float:
-    """Seconds of the chip for these kernels, or of its host where it takes longer to start them than the chip to run them.
-
-    host: what it takes to launch a kernel, in overheads of one.
-    """
-    chip = sum(seconds(kernel, cluster.accelerator, constants, cluster.reserved) for kernel in work)
-    return max(chip, len(work) * host * constants.overhead)
+def run(work: list[Kernel], cluster: Cluster, constants: Constants) -> float:
+    """Seconds of the chip for these kernels."""
+    return sum(seconds(kernel, cluster.accelerator, constants, cluster.reserved) for kernel in work)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -75,7 +71,8 @@ def filled(m: float, n: float, count: float, processors: int, a: int, b: int, fe
 
 
 def peak(chip: Accelerator, rate: str) -> float:
-    """FLOP/s of matrix products: "bf16", "fp8" (bf16's on chips without it), or "fp32" (TF32 on GPUs, half of bf16)."""
+    """FLOP/s of matrix products: "bf16", "fp8" or "fp4" (bf16's on chips without), or "fp32" (TF32 on GPUs, half of bf16)."""
     if rate == "bf16":
         return chip.flops
-    return {"fp8": chip.flops_fp8 or chip.flops, "fp32": chip.flops * chip.tf32}[rate]
+    quantised = {"fp8": chip.flops_fp8 or chip.flops, "fp4": chip.flops_fp4 or chip.flops}
+    return (quantised | {"fp32": chip.flops * chip.tf32})[rate]

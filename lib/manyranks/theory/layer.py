@@ -14,6 +14,9 @@ from manyranks.theory.stacks import ATTENTION
 
 # What selective recomputation runs again beside the attention core: arXiv 2412.19437, section 3.2.3.
 CHEAP = ("rmsnorm", "product", "latent")
+# A kernel here stands for what a module launches. Those of routing are a dozen operators each: the router's scores, its choice
+# and its losses; counting, sorting and padding the copies; undoing it. Counted in Megatron-LM, megatron/core/transformer/moe.
+OPERATORS = {"route": 12}
 FLASH_BACKWARD = 2.5  # five products instead of two: the scores are computed again; arXiv 2307.08691, section 3.1.2
 
 
@@ -32,7 +35,7 @@ class Kernel(NamedTuple):
     tiles: float = 0.0  # of unequal length, which are computed in the order of their length: blocks of rows under a causal mask
 
 
-def matmul(part: str, m: float, n: float, k: float, itemsize: int = 2, count: float = 1, rate: str = "bf16") -> Kernel:
+def matmul(part: str, m: float, n: float, k: float, itemsize: float = 2, count: float = 1, rate: str = "bf16") -> Kernel:
     """`count` products of m × k with k × n: 2mnk FLOPs each, every matrix read or written once."""
     moves = itemsize * count * (m * k + k * n + m * n)
     return Kernel(part, 2 * count * m * n * k, moves, rate, count * k * n, sizes=(m, n, k, count))
@@ -61,6 +64,11 @@ def work(shape: ModelShape, plan: Plan, part: str, imbalance: float = 1.0) -> li
     own = [kernel for kernel in there if kernel.part == "core"]
     weights = [kernel for kernel in there if kernel.flops and kernel.part != "core"]
     return [there, back, weights, own, [gradient for kernel in own for gradient in gradients(kernel, plan)]]
+
+
+def launches(work: list[Kernel]) -> int:
+    """How often the host launches something for these kernels, each of which counts once; but see OPERATORS."""
+    return sum(OPERATORS.get(kernel.part, 1) for kernel in work)
 
 
 def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
@@ -112,15 +120,17 @@ def recomputed(kernel: Kernel, plan: Plan) -> bool:
 
 
 def linear(part: str, m: float, n: float, k: float, plan: Plan) -> list[Kernel]:
-    """A linear layer in the plan's precision; 8-bit matrices are first written from 16-bit activations."""
-    if plan.recipe.matmul == 1:
-        return [matmul(part, m, n, k, 1, rate="fp8"), moved("quantise", m * (n + k), plan.framework.moved.quantised)]
+    """A linear layer in the plan's precision; matrices of 8 or 4 bits are first written from 16-bit activations, and read."""
+    if plan.recipe.quantised:
+        size, rate = plan.recipe.matmul, plan.recipe.rate
+        once = 2 + size * (plan.framework.moved.quantised - 2)
+        return [matmul(part, m, n, k, size, rate=rate), moved("quantise", m * (n + k), once)]
     return [unquantised(part, m, n, k, plan)]
 
 
 def unquantised(part: str, m: float, n: float, k: float, plan: Plan, count: float = 1) -> Kernel:
     """`count` products in the plan's precision, but in 16 bits where linear layers' are in 8."""
-    if plan.recipe.matmul == 4:
+    if plan.recipe.rate == "fp32":
         return matmul(part, m, n, k, 4, count, "fp32")
     return matmul(part, m, n, k, count=count)
 
@@ -163,7 +173,7 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
     if plan.flash:
         length = attended_length(shape, plan.seq, 0.5)
         moved_once = 2 * T * (heads + shape.kv_heads / plan.tp) * (key_size + value_size)  # blocks.attention_bytes_once
-        rate = "fp32" if plan.recipe.matmul == 4 else "bf16"
+        rate = "fp32" if plan.recipe.rate == "fp32" else "bf16"
         flops = 2 * T * length * heads * (key_size + value_size)
         whole = Kernel("core", flops, moved_once, rate, specials=T * length * heads)
         if plan.framework.attention == "own":
@@ -173,7 +183,7 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
         return [whole._replace(flops=diagonal * flops, specials=diagonal * whole.specials, reach=one.forward, tiles=tiles)]
     scores = T * plan.seq * heads
     rows = plan.seq / plan.cp
-    softmax = [moved("core", scores, 4), *([moved("core", scores, 5)] if shape.dropout else [])]
+    softmax = [moved("core", scores, plan.framework.moved.softmax), *([moved("core", scores, 5)] if shape.dropout else [])]
     return [
         _product(rows, plan.seq, key_size, heads, plan),
         *softmax,
@@ -194,7 +204,7 @@ def mlp(
     into = 2 if shape.gated else 1
     return [
         *linear("mlp", rows, into * width, shape.hidden, plan),
-        moved("product", rows * width, plan.framework.moved.gated) if shape.gated else moved("gelu", rows * width, 4),
+        moved("product", rows * width, _function_bytes(shape, plan)) if shape.gated else moved("gelu", rows * width, 4),
         *linear("mlp", rows, shape.hidden, width, plan),
     ]
 
@@ -210,22 +220,36 @@ def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kerne
     T, h = plan.expert_tokens, shape.hidden
     routed, local = T * shape.top_k, shape.experts / plan.ep
     grouped = mlp(shape, plan, shape.expert_ffn, imbalance * routed, plan.expert_tp)
-    loaded = [_of_experts(kernel, local) for kernel in grouped]
+    loaded = [_of_experts(kernel, local, plan.recipe.matmul) for kernel in grouped]
     shared = shape.shared_experts * shape.shared_ffn
+    padded = [moved("pad", imbalance * routed * h, 4)] if plan.recipe.quantised and plan.framework.pads else []
     return [
         unquantised("route", T, shape.experts, h, plan),
-        moved("route", (1 + imbalance) / 2 * routed * h, 4 * plan.recipe.matmul),  # sorted to be sent, and again on arrival
+        moved("route", (1 + imbalance) / 2 * routed * h, 4 * sent_bytes(plan)),  # to be sent, and on arrival
+        *padded,
         *loaded,
-        moved("route", routed * h, 4),
+        *padded,
+        moved("route", (1 + imbalance) / 2 * routed * h, 8),  # sorted to be sent back, and summed on arrival
         *(mlp(shape, plan, shared) if shared else []),
     ]
 
 
-def _of_experts(kernel: Kernel, local: float) -> Kernel:
+def _function_bytes(shape: ModelShape, plan: Plan) -> float:
+    """Of a gated MLP's function and product, an element. Where it clamps, that's eight operators instead of a fused one: two
+    clamps, three for the sigmoid of a multiple, a one added, two products."""
+    return 36 if shape.clamped else plan.framework.moved.gated
+
+
+def sent_bytes(plan: Plan) -> int:
+    """Of an element on its way to an expert: results come back in 16 bits."""
+    return 1 if plan.recipe.quantised and plan.framework.sends_8_bits else 2
+
+
+def _of_experts(kernel: Kernel, local: float, item: float) -> Kernel:
     """The same rows, multiplied with the weights of `local` experts instead of one."""
     if not kernel.flops:
         return kernel
-    item, (m, n, k, _) = {"fp8": 1, "bf16": 2, "fp32": 4}[kernel.rate], kernel.sizes
+    m, n, k, _ = kernel.sizes
     moves, weights = kernel.bytes + (local - 1) * kernel.weights * item, local * kernel.weights
     return kernel._replace(weights=weights, bytes=moves, sizes=(m / local, n, k, local))
 

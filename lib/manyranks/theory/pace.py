@@ -18,16 +18,26 @@ from manyranks.theory.states import Held, Holding
 
 
 class Pass(NamedTuple):
-    """Seconds of forward or of backward."""
+    """Seconds of forward or of backward. host: of the CPU that launches all of it, beside which the chip works."""
 
     compute: float = 0.0
     tensor: float = 0.0
     context: float = 0.0
     expert: float = 0.0
+    host: float = 0.0
 
     @property
     def seconds(self) -> float:
+        return max(self.chip, self.host)
+
+    @property
+    def chip(self) -> float:
         return self.compute + self.tensor + self.context + self.expert
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """The four kinds, which add up to the seconds: what the chip waits for its host counts as computing."""
+        return (self.compute + self.seconds - self.chip, *self[1:4])
 
 
 class Both(NamedTuple):
@@ -41,13 +51,19 @@ class Both(NamedTuple):
     def seconds(self) -> float:
         return self.forward.seconds + self.backward.seconds
 
+    @property
+    def movable(self) -> float:
+        """The weight gradients' share of what backward computes, with what the chip waits for its host."""
+        return self.weight * self.backward.parts[0] / self.backward.compute if self.backward.compute else 0.0
+
 
 def total(weighted: list[tuple[float, Both]]) -> Both:
     """The sum of passes, each times its weight."""
-    sums = [0.0] * 9
+    sums = [0.0] * (2 * len(Pass._fields) + 1)
     for w, (forward, backward, weight) in weighted:
         sums = [x + w * y for x, y in zip(sums, (*forward, *backward, weight), strict=True)]
-    return Both(Pass(*sums[:4]), Pass(*sums[4:8]), sums[8])
+    middle = len(sums) // 2
+    return Both(Pass(*sums[:middle]), Pass(*sums[middle:-1]), sums[-1])
 
 
 def of_layer(
@@ -150,20 +166,26 @@ def hide(busy: Busy, sent: Seconds) -> Both:
         forward, backward = sent.get(("tp", FORWARD), 0.0), sent.get(("tp", BACKWARD), 0.0) + sent.get(("tp", BESIDE), 0.0)
         if not (plan.overlap and plan.overlap_tensor):  # else behind the input's gradient, longer than a gather
             backward += sent.get(("tp", AGAIN), 0.0)
-        return Both(Pass(busy.forward, forward), Pass(busy.backward, backward), busy.weight)
+        passes = (Pass(busy.forward, forward, host=busy.host), Pass(busy.backward, backward, host=busy.host_backward))
+        return Both(*passes, busy.weight)
     alone, shown = (tensor(plan, sent, behind) for behind in (0.0, busy.weight))
     free = max(0.0, busy.weight - (alone[1] - shown[1]))
     around = context(plan, sent, (busy.core, busy.core_backward))
     away = sent.get(("ep", FORWARD), 0.0), sent.get(("ep", BACKWARD), 0.0)
     if plan.recompute == "full":
         shown, around, away = ((there, back + there) for there, back in (shown, around, away))
-    each = zip((busy.forward, busy.backward), shown, around, away, strict=True)
+    each = zip((busy.forward, busy.backward), shown, around, away, (busy.host, busy.host_backward), strict=True)
     return Both(*(Pass(*seconds) for seconds in each), free)
 
 
 def tensor(plan: Local, sent: Seconds, behind: float) -> tuple[float, float]:
-    """One layer's tensor parallelism, each way. behind: seconds of the weights' gradients, beside which some calls travel."""
+    """One layer's tensor parallelism, each way. behind: seconds of the weights' gradients, beside which some calls travel.
+
+    A stack that cuts a product and its gather or sum in as many chunks as ranks shows one chunk of each.
+    """
     forward, backward, beside, again = (sent.get(("tp", when), 0.0) for when in (FORWARD, BACKWARD, BESIDE, AGAIN))
+    if plan.overlap and plan.overlap_tensor and plan.framework.chunks:
+        forward, backward = forward / plan.tp, backward / plan.tp
     if not (plan.overlap and plan.overlap_tensor):
         return forward, backward + beside + again
     return forward, backward + max(0.0, again + beside - behind)
@@ -199,8 +221,9 @@ def pipe(work: Work, sent: Timed, held: Holding, m: int, virtual: int) -> list[P
     if layout.schedule == "dualpipe":  # half the micro-batches come from the other end
         costs = [total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
     message = sum(sent.items[BETWEEN].values()) if p > 1 else 0.0
-    paired, found, counted = hides_experts(layout.schedule, overlap), [], Counter(costs)
-    each = [Kind(count, cost.forward.seconds, cost.backward.seconds, cost.weight) for cost, count in counted.items()]
+    paired = hides_experts(work.site.local, layout.schedule, p, m, virtual)
+    found, counted = [], Counter(costs)
+    each = [Kind(count, cost.forward.seconds, cost.backward.seconds, cost.movable) for cost, count in counted.items()]
     place = {cost: index for index, cost in enumerate(counted)}
     for own, parameters in dict.fromkeys(zip(costs, held.ranks, strict=True)):
         # The bubble is the closed form of equal stages, with the mean of the other ranks: it passes through each of them.
@@ -208,7 +231,7 @@ def pipe(work: Work, sent: Timed, held: Holding, m: int, virtual: int) -> list[P
         others = mean_of_others(each, place[own])
         forward, backward, _ = own = hide_experts(own) if paired else own
         waits = steady_waits(own, message * layout.stages / p, overlap)
-        passes_of_m = [m * (f + b) for f, b in zip(forward, backward, strict=True)]
+        passes_of_m = [m * (f + b) for f, b in zip(forward.parts, backward.parts, strict=True)]
         bubble = pipeline.bubble(layout.schedule, p, m, virtual, *others) if p > 1 else 0.0
         # Filling and draining pass p − 1 times each, and nothing hides their messages.
         parts = (*passes_of_m, 2 * (p - 1) * message + m * sum(waits), bubble)
@@ -238,9 +261,15 @@ def mean_of_others(kinds: list[Kind], own: int) -> tuple[float, float, float]:
     return forward / n, backward / n, weight / n
 
 
-def hides_experts(schedule: str, overlap: bool) -> bool:
-    """Whether a schedule runs one micro-batch's forward beside another's backward."""
-    return overlap and schedule.startswith("dualpipe")
+def hides_experts(local: Local, schedule: str, p: int, m: int, virtual: int) -> bool:
+    """Whether one micro-batch's forward runs beside another's backward: under DualPipe, and where the stack does so without a
+    pipeline or with interleaved stages.
+    """
+    if not local.overlap or m == 1:
+        return False
+    if p > 1 and (schedule.startswith("dualpipe") or (virtual > 1 and local.framework.hides_experts)):
+        return True
+    return p == 1 and local.framework.hides_experts == "always"
 
 
 def hide_experts(cost: Both) -> Both:
@@ -249,7 +278,7 @@ def hide_experts(cost: Both) -> Both:
     The two are one piece of work then: forward and backward are given half of it each.
     """
     half = Pass(*(sum(pair) / 2 for pair in zip(cost.forward, cost.backward, strict=True)))
-    half = half._replace(expert=max(0.0, half.expert - (half.seconds - half.expert)))
+    half = half._replace(expert=max(0.0, half.expert - (half.chip - half.expert)))
     return Both(half, half, cost.weight)
 
 

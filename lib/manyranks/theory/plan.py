@@ -16,12 +16,27 @@ OFFLOAD = ("none", "optimizer", "all")
 
 
 class Recipe(NamedTuple):
-    """Bytes a parameter of each model state, and of one element of activations and of the matrices in a matmul."""
+    """Bytes a parameter of each model state, and of one element of the matrices that a linear layer multiplies.
+
+    matmul: an element's, with its share of the scales.
+    block: elements of a matrix that share a scale, 0 where a whole tensor or a tile does.
+    """
 
     parameters: int
     gradients: int
     optimizer: int
-    matmul: int = 2
+    matmul: float = 2
+    block: int = 0
+
+    @property
+    def rate(self) -> str:
+        """Names how fast a chip multiplies a linear layer's matrices, as kernels.peak does."""
+        return "fp4" if self.matmul < 1 else "fp8" if self.matmul < 2 else "bf16" if self.matmul == 2 else "fp32"
+
+    @property
+    def quantised(self) -> bool:
+        """Whether linear layers multiply in fewer bits than activations have: attention and the head keep 16."""
+        return self.rate in ("fp4", "fp8")
 
     @property
     def total(self) -> int:
@@ -41,6 +56,9 @@ RECIPES = {
     "fp16-fp32-gradients": Recipe(2, 2, 16),  # the same page: 20 bytes; the fp32 copy of the gradients is sharded too
     "bf16-moments": Recipe(2, 4, 8),  # arXiv 2412.19437, section 3.3.3: fp32 master and gradients, both moments in bf16
     "fp8": Recipe(2, 4, 8, matmul=1),  # the same section: matrices of linear layers in 8 bits
+    # Open Compute Project, Microscaling Formats 1.0: 32 numbers share a scale of 8 bits. NVFP4: 16 do, arXiv 2509.25149.
+    "mxfp8": Recipe(2, 4, 8, matmul=1 + 1 / 32, block=32),
+    "nvfp4": Recipe(2, 4, 8, matmul=1 / 2 + 1 / 16, block=16),
 }
 
 

@@ -17,13 +17,13 @@ from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import RECOMPUTE, Local, Plan, uncut, unread
 from manyranks.theory.published.error_bars import confidence
-from manyranks.theory.stacks import STACKS
+from manyranks.theory.stacks import STACKS, Stack
 from manyranks.theory.step import StepTime
 
 # What is tried; a keyword of `search` fixes a field or gives other values. ZeRO-0 is ZeRO-1 with more memory, GPipe is 1F1B
 # with more.
-SCHEDULES = ("1f1b", "zb-h1", "zb-v")
-HIDES_EXPERTS = "dualpipe"  # tried too where there are experts: it pays twice for parameters to hide their traffic
+# Tried where the stack ships them; the last where there are experts: it pays twice for parameters to hide their traffic.
+SCHEDULES = ("1f1b", "zb-h1", "zb-v", "dualpipe")
 ZERO = (1, 2, 3)
 MICROBATCHES = (1, 2, 4, 8)
 VIRTUAL = (1, 2, 3, 4, 6, 8)
@@ -251,8 +251,9 @@ def _branches(task: _Task) -> Iterator[_Node]:
 
 def _may_be_checked(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, object]) -> bool:
     """Whether runs like one of these plans were published: with 1F1B, if with any schedule."""
-    zeros, fields = task.tried.get("zero", ZERO), more | {"etp": degrees[-1]}
-    plans = (Plan(*degrees[:-1], task.seq, task.batch, microbatch, zero=zero, **fields) for zero in zeros)
+    zeros, own = task.tried.get("zero", ZERO), (*degrees[:-1], task.seq, task.batch, microbatch)
+    ways = itertools.product(zeros, task.recompute)
+    plans = (Plan(*own, zero=zero, recompute=way, **more | {"etp": degrees[-1]}) for zero, way in ways)
     return any(_is_checked(task.shape, plan, task.cluster) for plan in plans)
 
 
@@ -266,8 +267,8 @@ def _branch(task: _Task, place: tuple[int, int, int], degrees: Degrees, local: L
         pipes = list(pipes)
         bound = min((node[0] for node in pipes), default=math.inf)
     else:
-        hides = any(pace.hides_experts(name, local.overlap) for name in task.tried.get("schedule", (HIDES_EXPERTS,)))
-        bound = bounds.passes(model, pp, m, pp > 1 and hides)
+        known = _schedules(task.shape, pp, m, task.tried, local.framework)
+        bound = bounds.passes(model, pp, m, any(pace.hides_experts(local, name, pp, m, v) for name, v in known))
 
     def opened() -> Iterator[_Node]:
         yield from pipes
@@ -284,10 +285,10 @@ def _pipes(
     shape, _, _, seq, batch, tried, _ = task
     (i, j, g), pp, m = place, degrees[1], batch // (degrees[0] * local.microbatch)
     r, fields = tried.get("recompute", RECOMPUTE).index(local.recompute), {"recompute": local.recompute, "etp": degrees[-1]}
-    for s, (schedule, virtual) in enumerate(_schedules(shape, pp, m, tried)):
+    for s, (schedule, virtual) in enumerate(_schedules(shape, pp, m, tried, local.framework)):
         if _together(shape, degrees, seq, stages.of_schedule(schedule, pp, virtual), more):
             own = functools.partial(Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, **more, **fields)
-            bound = bounds.seconds(model, schedule, pp, m, virtual, local.overlap)
+            bound = bounds.seconds(model, local, schedule, pp, m, virtual)
             yield bound, (i, j, s, r, g), functools.partial(_fitting, task, (i, j, s, r, g), own)
 
 
@@ -352,13 +353,13 @@ def _cuts(shape: ModelShape, tp: int, tried: dict[str, tuple]) -> list[int | Non
     return [etp for etp in given if shape.experts or etp is None]
 
 
-def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple]) -> Iterator[tuple[str, int]]:
-    """Schedules, and stages a rank, that a pipeline of pp ranks can have with m micro-batches."""
+def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple], stack: Stack) -> Iterator[tuple[str, int]]:
+    """Schedules that a stack ships, and stages a rank, that a pipeline of pp ranks can have with m micro-batches."""
     if pp == 1:
         yield "1f1b", 1
         return
     slots = _slots(shape, tried)
-    known = (*SCHEDULES, HIDES_EXPERTS) if shape.experts else SCHEDULES
+    known = [name for name in SCHEDULES if name in stack.schedules and (shape.experts or name != "dualpipe")]
     possible = [name for name in tried.get("schedule", known) if not (pp % 2 and name == "dualpipe")]
     for schedule in possible:
         if schedule in ("1f1b", "interleaved"):

@@ -1,6 +1,7 @@
 """Named model shapes, `models["llama3-405b"]`: sizes from published tables and from the models' own configurations.
 
-published/models.csv has most of them. The others are in the tables of the papers whose runs theory predicts.
+published/models.csv has most of them. The others are in the tables of the papers whose runs theory predicts. `hybrids` has
+models with layers that ModelShape has no words for.
 """
 
 import functools
@@ -8,7 +9,8 @@ from collections.abc import Iterator
 
 from manyranks.theory import published
 from manyranks.theory.architecture import LatentAttention, ModelShape
-from manyranks.theory.names import Named
+from manyranks.theory.hybrid import CompressedAttention, DeltaNet, HybridShape, Mamba2, Mixer
+from manyranks.theory.names import Named, UnknownName
 
 # What models of the family "gpt" have in common, unless their row says otherwise.
 _GPT = {"gated": False, "tied": True, "norm": "layernorm", "bias": True, "positions": 2048, "dropout": True}
@@ -18,13 +20,39 @@ _SIZES = ("name", "layers", "hidden", "ffn", "heads", "vocab", "kv_heads", "head
 @functools.cache
 def _models() -> Named:
     found = (*_llama3(), *map(_of_row, published.rows("models")), _deepseek_v3(), *_megatron())
-    return Named("model", {shape.name: shape for shape in found})
+    return _Models("model", {shape.name: shape for shape in found})
+
+
+class _Models(Named):
+    def __missing__(self, name: object):
+        if name in _hybrids():
+            fix = f"theory.hybrids[{name!r}] counts its parameters; its layers' time and memory aren't modelled"
+            raise UnknownName(f"model {name!r} is a hybrid: {fix}")
+        return super().__missing__(name)
+
+
+@functools.cache
+def _hybrids() -> Named:
+    found = {}
+    for row in published.rows("hybrids"):
+        mixers = tuple(_mixer(*mixer.split()) for mixer in row["mixers"].split(","))
+        layers, streams = _integers(row, "mlp_layers streams")
+        gate = published.value(row["output_gate"])
+        found[row["name"]] = HybridShape(_of_row(row), mixers, layers, gate, streams, row["source"])
+    return Named("hybrid", found)
+
+
+def _mixer(layers: str, kind: str, sizes: str) -> tuple[Mixer, int]:
+    kinds = {"deltanet": DeltaNet, "mamba2": Mamba2, "compressed": CompressedAttention}
+    return kinds[kind](*map(int, sizes.split("/"))), int(layers)
 
 
 def __getattr__(name: str):
     # Read from package data on first use, so that importing the theory reads no file.
     if name == "models":
         return _models()
+    if name == "hybrids":
+        return _hybrids()
     raise AttributeError(f"module 'manyranks.theory.shapes' has no attribute {name!r}")
 
 

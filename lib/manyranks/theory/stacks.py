@@ -38,6 +38,7 @@ class Moved(NamedTuple):
     norm: float = 4
     rotary: float = 4
     gated: float = 6  # the activation of a gated MLP and its product
+    softmax: float = 4
     quantised: float = 3  # what linear layers read in 8 bits: 2 bytes read, 1 written
 
 
@@ -60,9 +61,13 @@ class Copies(NamedTuple):
 _FUSED, _NO_MORE, _NO_COPIES = Moved(), Keeps(), Copies()
 
 
-# A round number. Measured with PyTorch 2.13 on one core: a layer of a GPT with next to nothing to compute takes 440 µs forward
-# and 515 backward, for 12 and 24 of theory.layer's kernels. A GPU's host has a core that is up to twice as fast.
-_HOST = 4
+# Seconds, a round number. With PyTorch 2.13 on one core a layer of a GPT with next to nothing to compute takes 440 µs forward and
+# 515 backward, for 12 and 24 of theory.layer's kernels. A GPU's host has a core that is up to twice as fast.
+_HOST = 20e-6
+# 80 µs, fitted: what Megatron takes to launch one of theory.layer's kernels, with modules, autograd functions, random states
+# and views. Qwen3-30B on H100s takes 79 µs (layers of 9.5 ms for 121 launches, Megatron-Bridge 26.04), small GPTs on A100s 80
+# (published.steps.SMALL): either is predicted as well with the other's figure.
+_MEGATRON_HOST = 80e-6
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,11 @@ class Stack:
     backward makes the gradients. logits: bytes of one at the most; a fused loss keeps it in 32 bits, PyTorch's also its softmax
     and their gradient. cut_logits: the same where tp cuts the vocabulary, if that is more. reserved: what the allocator holds
     beside what is used, as a share of that. reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce them at
-    its end. host: what the CPU takes to launch a kernel, in overheads of a kernel; a pass takes no less. source: what runs so.
+    its end. host: seconds that the CPU takes to launch a kernel; a pass takes no less. hides_experts:
+    one micro-batch's tokens travel to experts while another computes, "interleaved" where a pipeline's stages are, or "always".
+    chunks: tensor-parallel products and their gathers and sums are cut in as many parts as ranks, which overlap. pads: rows of
+    8-bit experts are copied to be padded, and back. sends_8_bits: tokens travel to experts as 8-bit products read them.
+    schedules: what it ships. source: what runs so.
     """
 
     name: str
@@ -98,6 +107,11 @@ class Stack:
     reserved: float = 0.0
     reduce_once: bool = False
     host: float = _HOST
+    hides_experts: str = ""
+    chunks: bool = False
+    pads: bool = False
+    sends_8_bits: bool = False
+    schedules: tuple[str, ...] = ("1f1b", "interleaved")
     source: str = ""
 
 
@@ -114,18 +128,61 @@ _PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "fp32_shards": True, "reserv
 # torch.distributed.tensor.parallel.loss, backward: log-probabilities, zeros, their sum with the exponential, and its product.
 _LOSS = {"logits": 12.0, "cut_logits": 16.0}
 _FULLY_SHARD = _PYTORCH | _LOSS | {"copies": _FSDP2, "reduce_once": True, "reserved": 0.1}
+_FULLY_SHARD |= {"schedules": ("1f1b", "interleaved", "zb-h1", "zb-v")}  # torch.distributed.pipelining
 _TITAN = {"attention": "flash-2", "every_other": True} | _FULLY_SHARD
+# Megatron-Core's interleaved 1F1B with --overlap-moe-expert-parallel-comm, and --moe-router-padding-for-quantization.
+_MEGATRON = {"host": _MEGATRON_HOST, "hides_experts": "interleaved", "pads": True}
+_TORCH_MEGATRON = {"attention": "flash-2", "host": _MEGATRON_HOST, "logits": 14.0, "reserved": 0.05}
+_ENGINE = {"moved": Moved(quantised=4), "chunks": True}
 
 STACKS = Named(
     "stack",
     {
         stack.name: stack
         for stack in (
-            Stack("megatron-core", source="Megatron-LM: fused bias, GeLU, dropout, norms and Adam; cuDNN's attention"),
+            Stack(
+                "megatron-core",
+                **_MEGATRON,
+                source="Megatron-LM: fused bias, GeLU, dropout, norms and Adam; cuDNN's attention",
+            ),
             Stack(
                 "nemo-fp8",
-                moved=Moved(quantised=4),
-                source="NeMo: Megatron-LM with Transformer Engine, which writes 8-bit matrices by rows and by columns",
+                attention="flash-2",
+                **_ENGINE | _MEGATRON,
+                source="NeMo of 2024: Megatron-LM with Transformer Engine, which writes 8-bit matrices by rows and by columns, "
+                "and its userbuffers; FlashAttention-2",
+            ),
+            Stack(
+                "megatron-bridge",
+                **_ENGINE | _MEGATRON,
+                source="Megatron-Bridge until 26.04, scripts/performance: as nemo-fp8, but cuDNN's attention",
+            ),
+            Stack(
+                "megatron-bridge-graphs",
+                hides_experts="always",
+                host=0,
+                **_ENGINE,
+                source="Megatron-Bridge from 26.06 on: the same in one CUDA graph a step, with fused experts",
+            ),
+            Stack(
+                "torch-megatron",
+                moved=Moved(rotary=20, gated=10, softmax=24),
+                keeps=Keeps(gated=4),
+                **_TORCH_MEGATRON,
+                source="Megatron-LM's parallelism with PyTorch's operators and a kernel for RMSNorm: arXiv 2311.05610",
+            ),
+            Stack(
+                "torch-megatron-eager",
+                moved=Moved(norm=36, rotary=20, gated=10, softmax=24),
+                keeps=Keeps(norm=8, gated=4),
+                **_TORCH_MEGATRON,
+                source="the same without that kernel",
+            ),
+            Stack(
+                "hai-llm",
+                sends_8_bits=True,
+                schedules=("1f1b", "dualpipe"),
+                source="DeepSeek's own, arXiv 2412.19437, sections 3.2 and 3.3",
             ),
             Stack("torchtitan", **_TITAN, source="torchtitan, late 2024: FSDP2, torch.compile, op-level recomputation"),
             Stack("torchtitan-eager", **_EAGER, **_TITAN, source="the same without torch.compile"),

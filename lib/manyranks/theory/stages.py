@@ -51,7 +51,8 @@ def of_rank(shape: ModelShape, plan: Plan) -> tuple[Stage, ...]:
 @functools.lru_cache(maxsize=16384)
 def dealt(shape: ModelShape, layout: Layout) -> Dealt:
     """The layers of a shape, dealt as Plan.layout says."""
-    each, p = deal(shape, layout.stages, layout.embedding_slots), layout.pp
+    mtp = shape.mtp_depth if layout.schedule != "dualpipe" else 0  # which has both ends of the model on one rank
+    each, p = deal(shape, layout.stages, layout.embedding_slots, mtp), layout.pp
     own = [[each[s] for s in stages_of(rank, p, layout.stages, layout.schedule)] for rank in range(p)]
     ranks = tuple(Stage(*map(sum, zip(*mine, strict=True))) for mine in own)
     kinds = dict.fromkeys(ranks)
@@ -87,12 +88,16 @@ def stages_of(rank: int, p: int, stages: int, schedule: str) -> list[int]:
     return list(range(rank, stages, p))
 
 
-def deal(shape: ModelShape, stages: int, slots: bool = False) -> list[Stage]:
+def deal(shape: ModelShape, stages: int, slots: bool = False, mtp: int = 0) -> list[Stage]:
     """Layers dealt to stages in order, as evenly as possible; the first and the last stage get the fewer.
 
-    slots: the embedding and the head take the place of a layer each. Raises ValueError for fewer layers (or slots) than stages.
+    slots: the embedding and the head take the place of a layer each. mtp: multi-token-prediction modules, which take another
+    each, and then the embedding and the head do, too, if a stage has room for them: Megatron-Bridge's layouts of DeepSeek-V3.
+    Raises ValueError for fewer layers (or slots) than stages.
     """
-    total = shape.layers + (2 if slots else 0)
+    mtp = mtp if stages > 1 and (shape.layers + 2 + mtp) // stages > mtp else 0
+    slots = slots or mtp > 0
+    total = shape.layers + (2 if slots else 0) + mtp
     if not 1 <= stages <= total:
         raise ValueError(f"stages={stages}: {shape.name} has {total} {'slots' if slots else 'layers'}, choose 1 to {total}")
     order = [*range(1, stages - 1), 0, stages - 1] if stages > 1 else [0]
@@ -100,7 +105,7 @@ def deal(shape: ModelShape, stages: int, slots: bool = False) -> list[Stage]:
     stages_in_order, first = [], 0
     for index in range(stages):
         ends = (index == 0, index == stages - 1)
-        count = total // stages + (index in larger) - (sum(ends) if slots else 0)
+        count = total // stages + (index in larger) - (sum(ends) if slots else 0) - mtp * ends[1]
         moe = sum(shape.is_moe(i) for i in range(first, first + count)) if shape.experts else 0
         stages_in_order.append(Stage(count - moe, moe, *map(int, ends), shape.mtp_depth if ends[1] else 0))
         first += count

@@ -12,6 +12,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.calls import BACKWARD, FORWARD, HALF, Call
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT
+from manyranks.theory.layer import sent_bytes
 from manyranks.theory.plan import Local, Plan
 
 
@@ -41,14 +42,14 @@ def travel(shape: ModelShape, ranks: int, inside: int, hops: int = 2) -> Copies:
 def calls(shape: ModelShape, plan: Local, inside: int, imbalance: float = 1.0, hops: int = 2) -> list[Call]:
     """What a rank sends of one micro-batch in one layer: tokens to their experts and back; backward gradients the same ways.
 
-    With sequence parallelism each tensor-parallel rank sends its own T/t tokens. They leave in the precision of the products,
+    With sequence parallelism each tensor-parallel rank sends its own T/t tokens. They leave in the recipe's bytes,
     results come back in 16 bits. inside: expert-parallel ranks of a node. imbalance: copies that come to the fullest rank ÷
     those of a balanced load: all wait for its messages, there and back; its node is taken to be as full as itself.
     """
     if plan.ep == 1:
         return []
     copies, row = travel(shape, plan.ep, inside, hops), imbalance * plan.split_tokens * shape.hidden
-    own, far, sizes = copies.inside * row, copies.between * row, (min(HALF, plan.recipe.matmul), HALF)
+    own, far, sizes = copies.inside * row, copies.between * row, (sent_bytes(plan), HALF)
     return [Call("ep", "all_to_all", own, size, when, far=far) for when in (FORWARD, BACKWARD) for size in sizes]
 
 

@@ -23,7 +23,7 @@ LONG = 16384  # tokens of a sequence beyond which context parallelism comes in; 
 MANY_EXPERTS = 64  # ranks that share the experts at most; lecture A, page 58
 POWERS = (1, 2, 4, 8, 16, 32, 64)
 # What a rule leaves open. The lectures know 1F1B and interleaving, and DualPipe for models with experts (lecture A, page 58).
-DETAILS = {"microbatch": (1, 2, 4), "recompute": ("none", "selective", "full"), "virtual": (1, 2, 4, 8)}
+DETAILS = {"microbatch": (1, 2, 4), "recompute": ("none", "selective", "full"), "virtual": (1, 2, 4, 8), "schedule": ("1f1b",)}
 
 
 def rule(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, **choices: object) -> Found:
@@ -34,7 +34,7 @@ def rule(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, *
     checks.kinds(shape=shape, cluster=cluster)
     checks.whole(gpus=gpus, seq=seq, batch=batch)
     for degrees in candidates(shape, cluster, gpus, seq):
-        tried = DETAILS | {"schedule": _schedules(shape)} | degrees | choices
+        tried = DETAILS | degrees | choices
         if found := planner.search(shape, cluster, gpus=gpus, seq=seq, batch=batch, **tried):
             return found[0]
     raise ValueError(f"{shape.name} on {gpus} {cluster.accelerator.name}: no rule's plan fits; take more GPUs, or offload")
@@ -66,10 +66,6 @@ def fits(shape: ModelShape, cluster: Cluster, gpus: int, seq: int) -> bool:
 def _shards(dp: int) -> int:
     """The largest divisor up to GROUP."""
     return max(size for size in range(1, GROUP + 1) if dp % size == 0)
-
-
-def _schedules(shape: ModelShape) -> tuple[str, ...]:
-    return ("1f1b", planner.HIDES_EXPERTS) if shape.experts else ("1f1b",)
 
 
 def regime(plan: Plan, cluster: Cluster) -> str:
@@ -145,7 +141,7 @@ def _free(shape: ModelShape, cluster: Cluster, seq: int) -> dict[str, object]:
     degrees = {"tp": powers, "cp": POWERS[:5] if seq > LONG else 1, "pp": POWERS[:5], "ep": 1}
     if shape.experts:
         degrees |= {"tp": (1, cluster.node), "ep": POWERS}
-    return DETAILS | {"schedule": _schedules(shape), "zero": (1, 3)} | degrees
+    return DETAILS | {"zero": (1, 3)} | degrees
 
 
 class Case(NamedTuple):

@@ -1,8 +1,9 @@
-"""How far a prediction can be trusted: the error of the published runs that are closest to it."""
+"""How far a prediction can be trusted: an interval from the errors of the published runs that are closest to it."""
 
 import functools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
@@ -12,86 +13,121 @@ from manyranks.theory.plan import Plan
 from manyranks.theory.published import steps
 from manyranks.theory.step import StepTime
 
-CLOSEST = 12  # runs whose errors are said
-FAR = 4  # doublings of a size beyond which a run says nothing about the prediction
-FASTER = 1  # the same of a rate: of the chip's products and its memory, of the innermost and the outermost links
-ONE_WAY = 0.1  # runs that are all off by more, and in the same direction, are no error bar around the prediction
-_GENERATIONS = {"A100": ("A100",), "H100": ("H100", "H200", "H800", "H20", "GH200"), "B200": ("B200", "GB200", "B300")}
+# Of nine runs and a tenth that is like them, this one has the least or the largest error in two cases of ten.
+CLOSEST, FEWEST = 9, 5
+FAR = 6  # steps away from a plan beyond which a run says nothing about it: see _away
+LEAST = 0.03  # spread of repeated measurements: no bar is narrower, on either side of its middle
+AWAY = 0.03  # what a step away adds to it. With this 86 % of the bars made without a table hold its runs: benchmarks theory
+FASTER = 1  # doublings of a rate: of the chip's products and its memory, of the innermost and the outermost links
+_GENERATIONS = {"A100": ("A100",), "H100": ("H100", "H200", "H800", "H20", "GH200"), "B200": ("B200", "GB200", "B300", "GB300")}
 
 
 class Checked(NamedTuple):
-    """What published runs say of a prediction. runs: how many are close; error: mean of |predicted ÷ measured − 1| of their
-    step times; missing: why there is no run to compare with, "" if there is one; least, most: the smallest and
-    the largest predicted ÷ measured − 1.
+    """What published runs say of a prediction. runs: how many are close; missing: why too few are, "" if enough are;
+    least, most: predicted ÷ measured − 1, between which four of five such runs are expected.
     """
 
     runs: int
-    error: float
     missing: str = ""
     least: float = math.nan
     most: float = math.nan
 
+    @property
+    def error(self) -> float:
+        """Half of the interval's width."""
+        return (self.most - self.least) / 2
+
+    def times(self, seconds: float) -> tuple[float, float]:
+        """Seconds between which a step that is predicted to take so many is expected to lie."""
+        return seconds / (1 + self.most), seconds / (1 + self.least)
+
     def __str__(self) -> str:
         if self.missing:
-            return f"not checked: no published run {self.missing}"
-        if self.runs == 1:
-            return f"{self.error:.0%} off in the only similar run"
-        if min(abs(self.least), abs(self.most)) > ONE_WAY and self.least * self.most > 0:
-            small, large = sorted((abs(self.least), abs(self.most)))
-            return f"{small:.0%} to {large:.0%} too {'short' if self.most < 0 else 'long'} in {self.runs} runs"
-        return f"± {self.error:.0%} ({self.runs} runs)"
+            return f"not checked: {self.missing}"
+        short, long = (share - 1 for share in self.times(1.0))
+        if round(100 * short) == -round(100 * long):
+            return f"± {long:.0%} ({self.runs} runs)"
+        return f"{short:+.0%} to {long:+.0%} ({self.runs} runs)".replace("-", "−")
 
 
-class _Known(NamedTuple):
-    """A published run, as far as it decides whether it is close."""
+@dataclass(frozen=True)
+class _Kind:
+    """What decides which runs are like a step. sharded: a stack whose shards are in 32 bits, FSDP's; doublings: logarithms of
+    sizes, each with the steps that a doubling of it counts."""
 
     chip: str
     stack: str
+    sharded: bool
     uses: frozenset[str]
-    sizes: tuple[float, ...]
+    doublings: tuple[float, ...]
     rates: tuple[float, ...]
-    error: float
+    recompute: str
+
+
+@dataclass(frozen=True)
+class _Known:
+    kind: _Kind
+    row: steps.Row
+
+    @functools.cached_property
+    def error(self) -> float:
+        return self.row.time_error()
 
 
 def confidence(time: StepTime) -> Checked:
-    """Says how far a predicted step can be trusted. Compares with runs of the same stack on the same generation of chips that
-    use all that the plan uses; of these, with the closest in hidden size, sequence length, tokens of a micro-batch and
-    accelerators. Other constants, and chips or links with other rates, count as not checked."""
-    shape, plan, cluster, constants = time.shape, time.plan, time.cluster, time.constants
-    if constants != DEFAULT:
-        return Checked(0, math.nan, f"with {constants}")
-    chip, uses, sizes = _generation(cluster), frozenset(_uses(shape, plan)), _sizes(shape, plan)
-    here = [run for run in _known() if run.chip == chip]
-    if not here:
-        return Checked(0, math.nan, f"on {chip}")
-    here = [run for run in here if run.stack == plan.stack]
-    if not here:
-        return Checked(0, math.nan, f"of {plan.stack} on {chip}")
-    here = [run for run in here if _near(run.rates, _rates(cluster), FASTER)]
-    if not here:
-        return Checked(0, math.nan, f"of {plan.stack} on such a chip, with such links")
-    same = [run for run in here if uses <= run.uses]
-    if not same:
-        return Checked(0, math.nan, f"of {plan.stack} on {chip} with {_missing(uses, here)}")
-    near = [run for run in same if _near(run.sizes, sizes, FAR)]
-    if not near:
-        return Checked(0, math.nan, f"of {plan.stack} on {chip} of similar size")
-    errors = [run.error for run in sorted(near, key=lambda run: math.dist(run.sizes, sizes))[:CLOSEST]]
-    return Checked(len(errors), sum(map(abs, errors)) / len(errors), least=min(errors), most=max(errors))
+    """Says how far a predicted step can be trusted.
+
+    The interval holds the errors of the closest published runs, and more the further away they are. They ran on chips of the
+    same generation, with links like these, by a stack of the same family, and are close in what they use and in their sizes.
+    Other constants count as not checked.
+    """
+    if time.constants != DEFAULT:
+        return Checked(0, f"no published run with {time.constants}")
+    return of_kind(_kind(time.shape, time.plan, time.cluster))
 
 
-def _near(some: tuple[float, ...], others: tuple[float, ...], doublings: float) -> bool:
-    return all(abs(a - b) <= doublings for a, b in zip(some, others, strict=True))
+@functools.lru_cache(maxsize=65536)
+def of_kind(kind: _Kind, without: str = "") -> Checked:
+    """without: a table whose runs don't count."""
+    here = [run for run in _runs()[kind.chip, kind.sharded] if run.row.table != without and _near(run.kind.rates, kind.rates)]
+    if missing := _missing(kind, here):
+        return Checked(0, missing)
+    away = sorted((_away(kind, run.kind), place) for place, run in enumerate(here))[:CLOSEST]
+    near = [(steps_away, here[place].error) for steps_away, place in away if steps_away <= FAR]
+    if len(near) < FEWEST:
+        return Checked(len(near), f"{_counted(near)} of {_family(kind)} like this; {FEWEST} would say something")
+    errors = [error for _, error in near]
+    middle, half = (min(errors) + max(errors)) / 2, max(LEAST, (max(errors) - min(errors)) / 2)
+    half += AWAY * sum(steps_away for steps_away, _ in near) / len(near)
+    return Checked(len(near), "", max(-0.9, middle - half), middle + half)
 
 
-def _missing(uses: frozenset[str], runs: list[_Known]) -> str:
-    """What no run has. If each thing is in some run, everything the plan uses, together."""
-    never = sorted(one for one in uses if not any(one in run.uses for run in runs))
-    return " or ".join(never) if never else f"{_joined(sorted(uses))} together"
+def _away(kind: _Kind, run: _Kind) -> float:
+    """Steps: two for each thing that only the plan uses, one for each that only the run does and for another stack, half of one
+    for another recomputation; and doublings of sizes."""
+    sizes = sum(abs(a - b) for a, b in zip(kind.doublings, run.doublings, strict=True))
+    uses = 2 * len(kind.uses - run.uses) + len(run.uses - kind.uses)
+    return sizes + uses + (kind.stack != run.stack) + (kind.recompute != run.recompute) / 2
 
 
-def _joined(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else names[0]
+def _near(some: tuple[float, ...], others: tuple[float, ...]) -> bool:
+    return all(abs(a - b) <= FASTER for a, b in zip(some, others, strict=True))
+
+
+def _missing(kind: _Kind, here: list[_Known]) -> str:
+    """What keeps all runs away: their chips and links, or something that none of them uses; "" where nothing does."""
+    if len(here) < FEWEST:
+        return f"{_counted(here)} of {_family(kind)}, on such a chip with such links"
+    never = sorted(one for one in kind.uses if not any(one in run.kind.uses for run in here))
+    return f"no published run of {_family(kind)} with {' or '.join(never)}" if never else ""
+
+
+def _counted(runs: list) -> str:
+    return f"{len(runs)} published runs" if len(runs) > 1 else f"{'one' if runs else 'no'} published run"
+
+
+def _family(kind: _Kind) -> str:
+    return f"{'FSDP' if kind.sharded else 'Megatron'} on {kind.chip}"
 
 
 def _uses(shape: ModelShape, plan: Plan) -> Iterator[str]:
@@ -104,29 +140,34 @@ def _uses(shape: ModelShape, plan: Plan) -> Iterator[str]:
         yield plan.schedule
     if shape.experts:
         yield "experts"
-    if plan.expert_tp != plan.tp:
+    if shape.experts and plan.expert_tp not in (1, plan.tp):
         yield "ETP other than TP"
     yield f"ZeRO-{plan.zero}" if plan.zero > 1 else "ZeRO-1 or less"
     if plan.dp_shard not in (None, plan.dp):
         yield "HSDP"
     if plan.offload != "none":
         yield "offloading"
-    if plan.precision in ("fp8", "fp32"):
-        yield plan.precision.upper()
+    if plan.precision not in ("bf16", "fp16", "bf16-fp32-gradients", "fp16-fp32-gradients", "bf16-moments"):
+        yield "FP32" if plan.precision == "fp32" else "8 bits or less"
     yield "flash attention" if plan.flash else "stored scores"
     if not plan.overlap:
         yield "no overlap"
 
 
-def _sizes(shape: ModelShape, plan: Plan) -> tuple[float, ...]:
-    tokens = plan.microbatch * plan.seq / plan.cp
-    return tuple(math.log2(size) for size in (shape.hidden, plan.seq, tokens, plan.gpus))
-
-
-def _rates(cluster: Cluster) -> tuple[float, ...]:
-    chip, near, far = cluster.accelerator, cluster.levels[0], cluster.levels[-1]
+def _kind(shape: ModelShape, plan: Plan, cluster: Cluster) -> _Kind:
+    tokens, chip = plan.microbatch * plan.seq / plan.cp, cluster.accelerator
+    sizes = {1: (shape.hidden,), 1 / 2: (plan.seq, tokens, plan.tp, plan.pp), 1 / 4: (plan.gpus,), 1 / 10: (plan.microbatches,)}
+    near, far = cluster.levels[0], cluster.levels[-1]
     rates = (chip.flops * chip.matmul_fraction, chip.memory_bandwidth, near.share, far.share)
-    return tuple(math.log2(rate) for rate in rates)
+    return _Kind(
+        _generation(cluster),
+        plan.stack,
+        plan.framework.fp32_shards,
+        frozenset(_uses(shape, plan)),
+        tuple(each * math.log2(size) for each, those in sizes.items() for size in those),
+        tuple(map(math.log2, rates)),
+        plan.recompute,
+    )
 
 
 def _generation(cluster: Cluster) -> str:
@@ -135,15 +176,22 @@ def _generation(cluster: Cluster) -> str:
 
 
 @functools.cache
-def _known() -> list[_Known]:
-    return [
-        _Known(
-            _generation(row.cluster),
-            row.plan.stack,
-            frozenset(_uses(row.shape, row.plan)),
-            _sizes(row.shape, row.plan),
-            _rates(row.cluster),
-            row.time_error(),
-        )
-        for row in steps.rows()
-    ]
+def _runs() -> dict[tuple[str, bool], list[_Known]]:
+    """By generation of chips, and whether FSDP ran them."""
+    found: dict[tuple[str, bool], list[_Known]] = _Lists()
+    for row in steps.rows():
+        kind = _kind(row.shape, row.plan, row.cluster)
+        found[kind.chip, kind.sharded] = [*found[kind.chip, kind.sharded], _Known(kind, row)]
+    return found
+
+
+class _Lists(dict):
+    """Of no run where nobody has run anything."""
+
+    def __missing__(self, key: object) -> list:
+        return []
+
+
+def without_own_table() -> list[tuple[steps.Row, Checked]]:
+    """For each published run, the bar that it would have if the runs of its table weren't known."""
+    return [(row, of_kind(_kind(row.shape, row.plan, row.cluster), row.table)) for row in steps.rows()]

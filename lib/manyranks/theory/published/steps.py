@@ -18,8 +18,19 @@ from manyranks.theory.shapes import models
 SC21, KORTHIKANTI = "SC21 Table 1", "Korthikanti Table 5"
 LLAMA3, DEEPSEEK = "Llama 3 Table 4", "DeepSeek-V3 (ISCA'25 Table 4)"
 TORCHTITAN, FOUNDRY = "torchtitan, H100", "llm-foundry, H100"
+BRIDGE, SMALL, LAYOUTS = "Megatron-Bridge", "vTrain, one node", "Aleph Alpha, 13B"
 PRETRAINING = (SC21, KORTHIKANTI, LLAMA3, DEEPSEEK)  # by the frameworks of those who trained
-TABLES = (*PRETRAINING, TORCHTITAN, FOUNDRY)
+TABLES = (*PRETRAINING, TORCHTITAN, FOUNDRY, BRIDGE, SMALL, LAYOUTS)
+# Columns of a table whose runs have other sizes than their shape.
+_SIZES = (
+    "layers",
+    "hidden",
+    "ffn",
+    "heads",
+    "kv_heads",
+    "head_size",
+    "mtp_depth",
+)
 
 
 @dataclass(frozen=True)
@@ -63,24 +74,40 @@ def rows() -> list[Row]:
 
 
 def of(table: str) -> Iterator[Row]:
-    """Reads the runs of one of TABLES, in its order."""
+    """Reads the runs of one of TABLES, in its order, without those that ended out of memory."""
     about, found = lines(table)
     for line in found:
-        plan, shape = plan_of(line), models[line["shape"]]
-        if shape.positions:  # learned, as many as a sequence has tokens
-            shape = replace(shape, positions=plan.seq)
-        yield Row(
-            table,
-            line.get("name", shape.name),
-            shape,
-            plan,
-            clusters[line["cluster"]],
-            float(line[about["measured"]]),
-            about["unit"],
-            about["counting"] or "full",
-            about["recomputed"] or "none",
-            2**30 * float(line.get("memory_GiB", 0)),
-        )
+        if about["measured"] in line:
+            yield _row(table, about, line)
+
+
+def out_of_memory() -> list[tuple[ModelShape, Plan, Cluster]]:
+    """Reads what was run and didn't fit."""
+    found = []
+    for table in TABLES:
+        about, every = lines(table)
+        failed = (_row(table, about, line | {about["measured"]: "nan"}) for line in every if about["measured"] not in line)
+        found += [(row.shape, row.plan, row.cluster) for row in failed]
+    return found
+
+
+def _row(table: str, about: dict[str, str], line: dict[str, str]) -> Row:
+    plan, shape = plan_of(line), models[line["shape"]]
+    shape = replace(shape, **{name: int(line[name]) for name in _SIZES if name in line})
+    if shape.positions:  # learned, as many as a sequence has tokens
+        shape = replace(shape, positions=plan.seq)
+    return Row(
+        table,
+        line.get("name", shape.name),
+        shape,
+        plan,
+        clusters[line["cluster"]],
+        float(line[about["measured"]]),
+        about["unit"],
+        about["counting"] or "full",
+        about["recomputed"] or "none",
+        2**30 * float(line.get("memory_GiB", 0)),
+    )
 
 
 sc21, korthikanti, llama3, deepseek = (partial(of, table) for table in PRETRAINING)
