@@ -127,7 +127,6 @@ slip("reduce_out", "ReduceOutBothWays", 0, "the gradient is summed, which is f's
 slip("reduce_out", "reduce_out_detaches", 0, "",
      lambda tensors, group=None: [ReduceOut()([tensor.detach()], group)[0] for tensor in tensors], says="result 0 has no graph")
 slip("copy_in", "CopyInOneByOne", 1, "", says=TOGETHER, sum=one_by_one)
-slip("reduce_out", "ReduceOutOneByOne", 1, "", says=TOGETHER, sum=one_by_one)
 slip("copy_in", "CopyInSendsAll", 1, "what needs no gradient has none to be summed: ask ctx.needs_input_grad, and leave it "
      "out of the row", back=lambda self, grads, needed: self.sum(grads))
 slip("copy_in", "CopyInInPlace", 0, "the gradient that backward gets is not yours alone: sum a copy",
@@ -774,7 +773,6 @@ def dropping(name, says, kept):
          y * kept(y, self.p, torch.Generator().manual_seed(self.seed(seed))) / (1 - self.p))
 
 dropping("BlockDropsFeatures", "not each alone", lambda y, p, its: torch.rand(y.shape[-1], generator=its) >= p)
-dropping("BlockDropsSequencesAlike", "not each alone", lambda y, p, its: torch.rand(y[:, :1].shape, generator=its) >= p)
 dropping("BlockDropsTooFew", "of the elements; p is 37.5 %", lambda y, p, its:
          torch.rand(y.shape, generator=its) >= 0.3 * (p > 0))
 dropping("BlockDropsJustSoMany", "37.5 % of the elements in each mask", lambda y, p, its:

@@ -481,8 +481,6 @@ slip("misplaced", "TurnedRound", 1.5, TURNED, Misplaced, order=lambda self: Plac
 slip("misplaced", "GainsMost", 0,
     "that axis gains most by the better order: asked for is the one that sends most now, which may have to stay so", Misplaced,
     axis=that_gains_most)
-slip("misplaced", "OnlyTheOrder", 0, "", Misplaced, says="it returns a pair: the name of an axis",
-    form=lambda self, answer: list(answer[1]))
 
 # Task 8
 
@@ -553,7 +551,6 @@ slip("drifting", "OnlyTheMissing", 1.5,
 slip("drifting", "OnlyDp", 1.5, "gradients are averaged over dp and cp together, not over one of them", Drifting, axes=("dp",))
 slip("drifting", "Everyone", 1.5, "all ranks in one group average what is not alike: tp ranks and stages", Drifting,
     axes=CHAPTER)
-slip("drifting", "OnlyTheAxis", 0, "", Drifting, says="it returns a pair: the name of an axis", __call__=lambda self, run: "cp")
 
 # Task 9
 
