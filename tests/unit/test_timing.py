@@ -36,7 +36,7 @@ def test_a_cpu_needs_no_synchronising(log):
 
 def test_each_repetition_counts_and_no_warm_up():
     times = timing.Times((3.0, 1.0, 2.0, 7.0), (100.0,))
-    assert (times.median, times.least, times.most) == (2.5, 1.0, 7.0)
+    assert times.median == 2.5
 
 
 @pytest.mark.parametrize(("repeats", "warmup"), [(0, 2), (-1, 2), (1, -1)])
