@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -25,13 +26,7 @@ def test_both_roofs_meet_at_the_ridge():
     assert ROOF.ridge == 25
     assert [ROOF.flops_per_second(i) for i in (0, 5, 25, 1e9)] == [0, 20, 100, 100]
     assert [ROOF.bound(i) for i in (0, 24.9, 25, math.inf)] == ["memory", "memory", "compute", "compute"]
-
-
-@given(st.floats(0, 1e6), st.floats(1e-3, 1e6))
-def test_the_least_time_is_that_of_the_rate_under_the_roof(work, bytes):
-    least = ROOF.seconds(work, bytes)
-    assert least == max(work / 100, bytes / 4)
-    assert work == pytest.approx(least * ROOF.flops_per_second(work / bytes))
+    assert [ROOF.seconds(*work) for work in ((100, 1), (10, 40), (0, 4), (200, 8))] == [1, 10, 1, 2]
 
 
 def test_a_chip_s_roof_is_that_of_its_data_sheet():
@@ -55,12 +50,6 @@ def test_the_intensity_of_a_tiled_product_is_that_of_its_loop(m, k, n, tile, ite
     expected = 2 * m * k * n / (itemsize * moved_elements(m, k, n, tile))
     assert roofline.tiled_intensity(m, k, n, tile, itemsize) == pytest.approx(expected)
     assert roofline.tiled_intensity(m, k, n, max(m, n), itemsize) == roofline.product_intensity(m, k, n, itemsize)
-
-
-def test_a_tile_as_wide_as_tau_has_about_tau_flops_for_each_byte_of_an_item():
-    assert roofline.tiled_intensity(4096, 4096, 4096, 64) == pytest.approx(64 / 2, rel=0.01)
-    assert roofline.tiled_intensity(4096, 4096, 4096, 1) == pytest.approx(1 / 2, rel=0.01)
-    assert roofline.product_intensity(4096, 4096, 4096) == pytest.approx(4096 / 3)
 
 
 def test_what_only_moves_memory_has_no_intensity():
@@ -97,13 +86,6 @@ def test_a_larger_product_never_takes_less_time(m, n, count, chip):
 def test_a_faster_chip_needs_larger_tiles():
     assert in_use(64, 64, 108 * 132) > 1.4 * in_use(64, 64, 108 * 132, HOPPER)
     assert in_use(128, 256, 108 * 132, HOPPER) == 1
-
-
-def test_the_products_of_backward_have_other_sizes():
-    shape, plan = theory.models["llama3-8b"], Plan(seq=1024)
-    qkv = theory.layer.attention(shape, plan)[0]
-    assert qkv.sizes == (1024, 6144, 4096, 1)
-    assert [each.sizes for each in theory.layer.gradients(qkv, plan)] == [(1024, 4096, 6144, 1), (4096, 6144, 1024, 1)]
 
 
 def test_small_products_wait_for_the_host():
@@ -165,13 +147,12 @@ def test_products_of_a_large_model_are_bound_by_computing_and_the_rest_by_memory
     assert all(part.overhead < part.seconds and part.flops_per_second < 989e12 for part in found.values())
 
 
-def test_parts_come_the_longest_first_and_fused_attention_writes_no_softmax():
+@pytest.mark.parametrize("flash", [True, False])
+def test_parts_come_the_longest_first_and_fused_attention_writes_no_softmax(flash):
     shape, plan, cluster = LLAMA
-    for flash in (True, False):
-        other = Plan(**{name: getattr(plan, name) for name in ("dp", "seq", "batch", "zero")}, flash=flash)
-        found = roofline.parts(shape, other, cluster)
-        assert [part.seconds for part in found] == sorted((part.seconds for part in found), reverse=True)
-        assert ("softmax" in [part.name for part in found]) is not flash
+    found = roofline.parts(shape, replace(plan, flash=flash), cluster)
+    assert [part.seconds for part in found] == sorted((part.seconds for part in found), reverse=True)
+    assert ("softmax" in [part.name for part in found]) is not flash
 
 
 # Published utilisations --------------------------------------------------------------------------------------------------
@@ -221,9 +202,8 @@ def test_llama_3_has_no_convention_and_conventions_disagree_on_its_speed():
 
 
 def test_one_run_under_every_convention():
-    run = theory.models["palm-540b"], 2048, 238300, 6144, 275e12
-    found = mfu.under_every_convention(*run)
-    assert found.keys() == flops.CONVENTIONS.keys()
+    found = mfu.under_every_convention(theory.models["palm-540b"], 2048, 238300, 6144, 275e12)
+    assert found.keys() == flops.CONVENTIONS.keys() >= {convention for convention, _ in mfu.COUNTED_AS.values()}
     assert found["palm"] == next(mfu.palm()).mfu
     assert found["full"] > found["causal"] > found["parameters"]
 
@@ -240,10 +220,6 @@ def test_one_run_under_every_convention():
 def test_nemo_s_release_24_12_counts_as_torchtitan_does(model, seq, speed, tflops):
     convention, _ = mfu.COUNTED_AS["NeMo 24.12"]
     assert flops.per_token(theory.models[model], seq, convention) * speed / 1e12 == pytest.approx(tflops, abs=0.6)
-
-
-def test_a_code_base_counts_as_one_of_the_conventions():
-    assert {convention for convention, _ in mfu.COUNTED_AS.values()} <= flops.CONVENTIONS.keys()
 
 
 # Bad input ---------------------------------------------------------------------------------------------------------------
