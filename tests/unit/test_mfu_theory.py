@@ -12,7 +12,7 @@ from manyranks import theory
 from manyranks.theory import flops, kernels, layer, published, roofline, step
 from manyranks.theory.kernels import Constants
 from manyranks.theory.plan import Plan
-from manyranks.theory.published import mfu, steps
+from manyranks.theory.published import fit, mfu, steps
 from manyranks.theory.roofline import Roof
 
 ROOF = Roof(peak=100.0, bandwidth=4.0)
@@ -98,12 +98,13 @@ def test_small_products_wait_for_the_host():
 
 # A step ------------------------------------------------------------------------------------------------------------------
 
-RUNS = [(row.shape, row.plan, row.cluster) for row in steps.rows()]
+ROWS = [row for table in fit.TABLES for row in steps.of(table)]
+RUNS = [(row.shape, row.plan, row.cluster) for row in ROWS]
 LLAMA = theory.models["llama3-8b"], Plan(dp=64, seq=8192, batch=128, zero=3), theory.clusters["h100-dgx"]
 NOTHING = Constants(overhead=0.0)
 
 
-@pytest.mark.parametrize("run", RUNS, ids=[f"{row.table}: {row.name}" for row in steps.rows()])
+@pytest.mark.parametrize("run", RUNS, ids=[f"{row.table}: {row.name}" for row in ROWS])
 def test_parts_add_up_to_the_step_s_computing_and_the_budget_to_its_time(run):
     time, found, budget = step.estimate(*run), roofline.parts(*run), roofline.time_budget(*run)
     assert sum(part.seconds for part in found) == pytest.approx(time.compute, rel=1e-9)
