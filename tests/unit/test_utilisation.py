@@ -27,11 +27,8 @@ def gpu(monkeypatch):
     ("name", "dtype", "tera"),
     [
         ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989),
-        ("NVIDIA H200", torch.bfloat16, 989),
-        ("NVIDIA A100-SXM4-80GB", torch.bfloat16, 312),
         ("NVIDIA A100-SXM4-80GB", torch.float16, 312),
         ("NVIDIA A100-SXM4-80GB", torch.float32, 19.5),
-        ("NVIDIA H100 80GB HBM3", torch.float32, 67),
         ("Tesla V100-SXM2-32GB", torch.float16, 125),
         ("NVIDIA H200", torch.float8_e4m3fn, 1979),
     ],
