@@ -152,7 +152,6 @@ def head_again(layers, head, recompute, flash):
 slip("step_flops", "flash_forgotten", 2.4,
     "flash attention keeps no scores: backward computes QKᵀ again, half a forward, whatever recompute is",
     lambda *given: step(*given, of_flash=lambda one: 0))
-slip("step_flops", "one_number", 0, "", lambda *given: step(*given)[1], says="it returns a pair of numbers, (model, hardware)")
 
 # Task 3. instead: what a mistake takes in place of an amount
 
