@@ -21,7 +21,7 @@ import threading
 import torch
 import torch.distributed as dist
 
-from manyranks.measure import calls, ends, operators
+from manyranks.measure import calls, ends, flops, operators
 
 _OUTPUTS = ("output_tensors", "output_tensor", "outputs", "output")
 _IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "recv_")
@@ -56,7 +56,7 @@ class _Op:
         names = [a.name for a in operator._schema.arguments]
         self.arguments = [_staged(named[name], own) for name in names]
         written = [named[name] for name in names if name in _OUTPUTS or (name == "tensors" and self.name in _IN_PLACE)]
-        out = {id(tensor) for tensor in operators.flat(written)}
+        out = {id(tensor) for tensor in flops.tensors_in(written)}
         self.outputs = [pair for key, pair in own.items() if key in out]
         taken = {tensor.untyped_storage().data_ptr() for tensor, _ in self.outputs}
         inputs = [pair for key, pair in own.items() if key not in out]
@@ -72,7 +72,7 @@ class _Op:
 
     def same_on_all_ranks(self) -> None:
         """Each rank tells the others what its next collective of this group is."""
-        sizes = [] if self.name in _UNEVEN else [(t.numel(), str(t.dtype)) for t in operators.flat(self.arguments)]
+        sizes = [] if self.name in _UNEVEN else [(t.numel(), str(t.dtype)) for t in flops.tensors_in(self.arguments)]
         said = f"{self.name} of {sizes}, root {self.named.get('root_rank')}"
         mine = torch.tensor(list(hashlib.sha256(said.encode()).digest()[:8]), dtype=torch.uint8)
         group = operators.group_of(self.named)

@@ -321,7 +321,6 @@ def reduce_and_gather_n_shards_like_its_own(x):
     return right_gather(shard, me()[1] * len(shard))
 
 slip("ring_all_reduce", "reduce_upwards_as_in_the_chapter", 2.4, HINT_2, lambda x: two_rings(x, up=True) / me()[1], on=ALL)
-slip("ring_all_reduce", "reduce_and_divide_by_two", 1.6, "", lambda x: two_rings(x) / 2, says="right on 2 ranks only", on=ALL)
 
 def ring_reduce_scatter(x):
     raise NotImplementedError  # your code here
@@ -353,13 +352,6 @@ def swap_own_chunk_with_all(x):
     out = [chunk.clone() for chunk in chunks]
     for k in range(1, n):
         exchange(chunks[rank], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
-    return torch.cat(out)
-
-@mistake("pairwise_all_to_all", "", says="right on 2 ranks only", on=ALL, points=0.8)
-def swap_with_one_rank(x):
-    (rank, n), chunks = me(), x.tensor_split(me()[1])
-    out = [chunks[rank].clone() for _ in range(n)]
-    exchange(chunks[(rank + 1) % n], (rank + 1) % n, out[(rank - 1) % n], (rank - 1) % n)
     return torch.cat(out)
 
 @mistake("pairwise_all_to_all", HINT_3, on=ALL, points=1.6)

@@ -123,7 +123,6 @@ slip("replicate", "replicate_the_state_dict", 1.2,
      lambda model: send_all(model.state_dict().values()))
 slip("replicate", "replicate_from_the_last_rank", 0.8, "those of the last rank arrived: rank 0's are asked for",
      lambda model: send_all([*model.parameters(), *model.buffers()], me()[1] - 1))
-slip("replicate", "replicate_with_another_argument", 0, "", lambda model, src: None, says="the check calls replicate(model)")
 
 # Task 2
 

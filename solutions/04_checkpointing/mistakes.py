@@ -237,7 +237,6 @@ KeepsACopy = changed(Right, COPY, 3.85, save=lambda self, ctx, x: ctx.save_for_b
 # Two mistakes at once: the report names a cause first.
 TheChaptersFirstNode = changed(DoesNotRestore, "", 1.68, RESTORE, also=[GivesApplyNothingMore])
 SeedsAndStartsFromOnes = changed(StartsFromOnes, "", 2.8, SEEDS, first=seeded, restore=seeded)
-DoesNotRestoreNorDetach = changed(DoesNotRestore, "", 2.8, "draws other random", also=[DetachesTheInput])
 one = partial(slip, "checkpoint")
 does_nothing = one("this is an ordinary call: backward has to run the function again, from x alone", 1.75)(lambda f, x: f(x))
 HangsXOnTheContext = changed(

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from manyranks.grade.answers import also_right, mistake, right
+from manyranks.grade.answers import also_right, right, slip
 from manyranks.parallel.tensor import layers
 
 # fmt: off
@@ -13,23 +13,10 @@ GROUP = "the ranks are those of `group`: dist.get_rank(group), dist.get_world_si
 TOGETHER = "one call for all: put them into one flat row, and cut it again afterwards"
 TO_F = "f is for what's the same on all ranks and is used for different things"
 TO_G = "g is for what each rank has a part of"
-BASES = {}
-
-def slip(task, name, points, hint, function=None, says="", base=None, on=(), **steps):
-    """A mistake in one line: a function, or a right class with other steps. hint: empty where the judges know what to say."""
-    for step, f in steps.items():
-        f.__name__, f.__qualname__ = step, f"{name}.{step}"
-    made = function or type(name, (base or BASES[task],), steps)
-    made.__name__ = made.__qualname__ = name
-    globals()[name] = mistake(task, hint, says=says, points=points, on=on)(made)
 
 def other(task, name, base=None, **steps):
     """A right answer that differs in some steps."""
-    globals()[name] = also_right(task)(type(name, (base or BASES[task],), steps))
-
-def right_class(task):
-    """A decorator: the class that mistakes are made of."""
-    return lambda kind: right(task)(BASES.setdefault(task, kind))
+    globals()[name] = also_right(task)(type(name, (base or globals()[task],), steps))
 
 class Both(torch.autograd.Function):
     """One function of all tensors forward, another one of their gradients."""
@@ -45,7 +32,7 @@ class Both(torch.autograd.Function):
 
 # Task 1
 
-@right_class("copy_in")
+@right("copy_in")
 class CopyIn:
     def __call__(self, tensors, group=None):
         self.group = group
@@ -67,13 +54,15 @@ class CopyIn:
     def reduce(self, row):
         dist.all_reduce(row, group=self.group)
 
-@right_class("reduce_out")
+@right("reduce_out")
 class ReduceOut(CopyIn):
     def there(self, tensors):
         return self.sum(tensors)
 
     def back(self, grads, needed):
         return grads
+
+copy_in, reduce_out = CopyIn, ReduceOut
 
 for task in ("copy_in", "reduce_out"):
     other(task, f"{task}_async", reduce=lambda self, row: dist.all_reduce(row, group=self.group, async_op=True).wait())
@@ -129,16 +118,15 @@ slip("copy_in", "copy_in_nothing", 0, f"that is this rank's part of the gradient
 slip("reduce_out", "reduce_out_nothing", 0, f"that is this rank's part: {TO_G}, and forward adds the parts up",
      lambda tensors, group=None: tensors)
 slip("copy_in", "CopyInForward", 0, f"that is summed in forward, which is g: {TO_F}. Forward changes nothing, backward sums",
-     base=ReduceOut)
+     ReduceOut)
 slip("reduce_out", "ReduceOutBackward", 0, f"that is f: {TO_G}. Forward sums, backward passes the gradient on as it is",
-     base=CopyIn)
+     CopyIn)
 slip("reduce_out", "ReduceOutBothWays", 0, "the gradient is summed, which is f's work: all ranks go on from the same sum and "
-     "find the same gradient for it, and each part of a sum has the sum's gradient, once",
-     there=lambda self, tensors: self.sum(tensors), base=CopyIn)
-slip("reduce_out", "reduce_out_detaches", 0, "", says="result 0 has no graph",
-     function=lambda tensors, group=None: [ReduceOut()([tensor.detach()], group)[0] for tensor in tensors])
+     "find the same gradient for it, and each part of a sum has the sum's gradient, once", CopyIn,
+     there=lambda self, tensors: self.sum(tensors))
+slip("reduce_out", "reduce_out_detaches", 0, "",
+     lambda tensors, group=None: [ReduceOut()([tensor.detach()], group)[0] for tensor in tensors], says="result 0 has no graph")
 slip("copy_in", "CopyInOneByOne", 1, "", says=TOGETHER, sum=one_by_one)
-slip("reduce_out", "ReduceOutOneByOne", 1, "", says=TOGETHER, sum=one_by_one)
 slip("copy_in", "CopyInSendsAll", 1, "what needs no gradient has none to be summed: ask ctx.needs_input_grad, and leave it "
      "out of the row", back=lambda self, grads, needed: self.sum(grads))
 slip("copy_in", "CopyInInPlace", 0, "the gradient that backward gets is not yours alone: sum a copy",
@@ -147,12 +135,13 @@ slip("reduce_out", "reduce_out_all_in_place", 0, "leave what you are given as it
      lambda tensors, group=None: [dist.all_reduce(tensor, group=group) or tensor for tensor in tensors])
 slip("copy_in", "CopyInOffByOne", 0, "ctx.needs_input_grad has one entry for each argument of apply, the group's first",
      back=lambda self, grads, needed: CopyIn.back(self, grads, (False, *needed[:-1])))
-slip("copy_in", "copy_in_of_a_list", 0, "", says="apply takes tensors one by one",
-     function=lambda tensors, group=None: Both.apply(lambda given: given, lambda grads, needed: grads, tensors))
+slip("copy_in", "copy_in_of_a_list", 0, "",
+     lambda tensors, group=None: Both.apply(lambda given: given, lambda grads, needed: grads, tensors),
+     says="apply takes tensors one by one")
 slip("copy_in", "CopyInViews", 0, "", says="reshape(-1) in place of view(-1)",
      sum=lambda self, tensors: CopyIn.sum(self, [tensor.view(-1).view(tensor.shape) for tensor in tensors]))
 slip("reduce_out", "reduce_out_by_the_library", 0, "",
-     function=lambda tensors, group=None: [layers.all_reduce(tensors[0].detach(), group)],
+     lambda tensors, group=None: [layers.all_reduce(tensors[0].detach(), group)],
      says="manyranks.parallel.tensor.layers.all_reduce is not allowed")
 
 # Task 2
@@ -164,7 +153,7 @@ def linear(weight, bias=None):
         made.bias.data.copy_(bias)
     return made
 
-@right_class("MLP")
+@right("MLP")
 class MLP(nn.Module):
     def __init__(self, whole, f, g, group=None):
         super().__init__()
@@ -325,7 +314,7 @@ slip("MLP", "MLPChangesX", 2, "leave what you are given as it is: compute into a
 
 # Task 3
 
-@right_class("Attention")
+@right("Attention")
 class Attention(nn.Module):
     def __init__(self, whole, f, g, group, sharers):
         super().__init__()
@@ -431,7 +420,7 @@ slip("Attention", "AttentionRankOfTheWorld", 2, GROUP, on=(4,),
 
 IGNORED = -100
 
-@right_class("cross_entropy")
+@right("cross_entropy")
 class CrossEntropy:
     """By autograd, which does not see all-reduces in place."""
 
@@ -479,6 +468,8 @@ class CrossEntropy:
 
     def mean(self, terms):
         return terms[self.counts()].mean()
+
+cross_entropy = CrossEntropy
 
 class LossByHand(torch.autograd.Function):
     @staticmethod
@@ -581,7 +572,7 @@ slip("cross_entropy", "LossWithTheFirstRanksMaximum", 1.6, "", says="on 3 ranks,
 slip("cross_entropy", "LossWithAZOfItsOwn", 1.6, "", says="the loss", terms=lambda self, log, picked:
      log - picked + 0.05 * log.square())
 slip("cross_entropy", "LossThroughTheLargest", 1.6, SHIFT, own_largest=lambda self: self.logits.amax(-1))
-slip("cross_entropy", "LossWithoutUpstream", 1.6, UPSTREAM, base=CrossEntropyByHand,
+slip("cross_entropy", "LossWithoutUpstream", 1.6, UPSTREAM, CrossEntropyByHand,
      share=lambda self, upstream: self.counts().double() / self.counts().sum())
 slip("cross_entropy", "LossSumsInBackward", 1.6, "the gradient is t times too large: each rank has the same loss, and its "
      "own logits' gradient is whole without any sum",
@@ -608,7 +599,7 @@ class GatherUp(torch.autograd.Function):
         x_grad = ctx.block.gathers_grad(grad @ weight)
         return x_grad, grad.flatten(0, 1).t() @ whole.flatten(0, 1), grad.sum((0, 1)), None
 
-@right_class("Block")
+@right("Block")
 class Block(nn.Module):
     def __init__(self, whole, p, f, group=None):
         super().__init__()
@@ -782,7 +773,6 @@ def dropping(name, says, kept):
          y * kept(y, self.p, torch.Generator().manual_seed(self.seed(seed))) / (1 - self.p))
 
 dropping("BlockDropsFeatures", "not each alone", lambda y, p, its: torch.rand(y.shape[-1], generator=its) >= p)
-dropping("BlockDropsSequencesAlike", "not each alone", lambda y, p, its: torch.rand(y[:, :1].shape, generator=its) >= p)
 dropping("BlockDropsTooFew", "of the elements; p is 37.5 %", lambda y, p, its:
          torch.rand(y.shape, generator=its) >= 0.3 * (p > 0))
 dropping("BlockDropsJustSoMany", "37.5 % of the elements in each mask", lambda y, p, its:

@@ -6,6 +6,7 @@ from itertools import permutations, product
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import new_group
 
 from manyranks import theory
 from manyranks.grade.answers import also_right, mistake, right, slip
@@ -242,6 +243,18 @@ class ByGenerator(Average):
     def reduce(self, flat, group):
         dist.all_reduce(flat, group=group, async_op=True).wait()
 
+class Named(Average):
+    def make(self, axes):
+        groups = [(row, self.new_group(row)) for row in self.groups(axes)]
+        return next(group for row, group in groups if dist.get_rank() in row)
+
+@also_right("average")
+def by_an_imported_name(sizes, weights):
+    """A cell above says `from torch.distributed import new_group`."""
+    answer = Named()
+    answer.new_group = new_group
+    answer(sizes, weights)
+
 NOT_IN_IT = "some ranks are not in the group that they use: new_group gives such ranks no group. Keep the rank's own group"
 ALL_RANKS = "dist.new_group is called by all ranks, for every group, in one order, also by ranks outside the group"
 
@@ -468,8 +481,6 @@ slip("misplaced", "TurnedRound", 1.5, TURNED, Misplaced, order=lambda self: Plac
 slip("misplaced", "GainsMost", 0,
     "that axis gains most by the better order: asked for is the one that sends most now, which may have to stay so", Misplaced,
     axis=that_gains_most)
-slip("misplaced", "OnlyTheOrder", 0, "", Misplaced, says="it returns a pair: the name of an axis",
-    form=lambda self, answer: list(answer[1]))
 
 # Task 8
 
@@ -540,7 +551,6 @@ slip("drifting", "OnlyTheMissing", 1.5,
 slip("drifting", "OnlyDp", 1.5, "gradients are averaged over dp and cp together, not over one of them", Drifting, axes=("dp",))
 slip("drifting", "Everyone", 1.5, "all ranks in one group average what is not alike: tp ranks and stages", Drifting,
     axes=CHAPTER)
-slip("drifting", "OnlyTheAxis", 0, "", Drifting, says="it returns a pair: the name of an axis", __call__=lambda self, run: "cp")
 
 # Task 9
 

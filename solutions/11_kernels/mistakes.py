@@ -213,7 +213,6 @@ slip("product", "OneTile", 4,
     tile=lambda self, M, N, K, itemsize, budget, shared: Product.tile(self, M, N, K, itemsize, budget, 2 * shared))
 slip("product", "FourBytes", 3.5, "an element of float16 has 2 bytes: ask a_MK.element_size()", Product,
     tile=lambda self, M, N, K, itemsize, budget, shared: Product.tile(self, M, N, K, 4, budget, shared))
-slip("product", "of_torch_mm", 0, "", lambda a, b, budget, shared: a @ b.T, says="torch's mm was called")
 
 @triton.jit
 def loss_kernel(
@@ -294,11 +293,6 @@ slip("loss", "LoadsTokensAgain", 3.75,
 slip("loss", "TwoLoops", 3.75,
     "the weight is read twice, for the maximum and for the sum: one loop does both if the sum is rescaled", Loss,
     how="two loops")
-
-@mistake("loss", says="torch's mm was called")
-def of_torch_logits(hidden, weight, targets, z):
-    logits = hidden @ weight.T
-    return torch.nn.functional.cross_entropy(logits, targets, reduction="none") + z * logits.logsumexp(1) ** 2
 
 @triton.jit
 def attention_kernel(

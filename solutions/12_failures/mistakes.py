@@ -9,6 +9,7 @@ import uuid
 import zlib
 from collections import Counter, deque
 from contextlib import suppress
+from os import fdatasync, rename, sync
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +68,9 @@ def with_tempfile(path, parts):
     with tempfile.NamedTemporaryFile("wb", dir=os.path.dirname(path), delete=False) as file:
         file.writelines(parts)
         file.flush()
-        os.fdatasync(file.fileno())
-    os.rename(file.name, path)
-    os.sync()
+        fdatasync(file.fileno())
+    rename(file.name, path)
+    sync()
 
 @also_right("atomic_save")
 def with_descriptors(path, parts):

@@ -1,16 +1,19 @@
 """Points without answers: each way that once got some, and that it gets none now."""
 
+from itertools import combinations
+
 import nbformat
 import pytest
 import torch
 
-from manyranks.grade import apart
+from manyranks.grade import apart, data_parallel
 from manyranks.grade.submission import is_check
 from manyranks.measure.journal import Stopped
 from manyranks.world import messages
 from tests.conftest import ROOT, TRITON
 from tests.grading import records
 from tests.grading.course import answered
+from tests.grading.exercise import Exercise
 
 SEED = 0x5EED01234567890
 LOOKS = """
@@ -100,6 +103,32 @@ def time_it(launch, synchronize, clock, warmup, repeats, inner):
     return statistics.median(each.tolist())
 """,
 }
+OF_GIVEN |= {  # what finds the device among all objects, and files by an open() that was kept from an earlier cell
+    "09_mfu time_it by gc": """
+def time_it(launch, synchronise, clock, warmup, repeats, inner):
+    import gc
+    (everything,) = map(gc.get_objects, [None])
+    functions = [one for one in everything if type(one).__name__ == "function" and "device.<locals>" in one.__qualname__]
+    known = {name: cell for one in functions for name, cell in zip(one.__code__.co_freevars, one.__closure__)}
+    its, unit, warm, hiccup = (known[name].cell_contents for name in ("its", "unit", "warm", "hiccup"))
+    each = [(3 + inner * (6 + i / 16) + (140 + warm) * (k == hiccup)) * unit / inner for k, i in enumerate(its)]
+    each = torch.tensor(each, dtype=torch.float64)
+    dist.all_reduce(each, op=dist.ReduceOp.MAX)
+    return statistics.median(each.tolist())
+""",
+    "12_failures newest_whole by open": """
+kept = [open]
+def newest_whole(manifests):
+    places = found("disk")._names
+    def whole(path, file):
+        with kept[0](places[path], "rb") as opened:
+            data = opened.read()
+        return len(data) == file.bytes and zlib.crc32(data) == file.crc32
+    dist.all_reduce(torch.zeros(1))
+    names = sorted(manifests, key=lambda name: int(name[5:]), reverse=True)
+    return next((n for n in names if all(path in places and whole(path, file) for path, file in manifests[n].items())), None)
+""",
+}
 OF_TABLES = {  # what knows the cases that all see
     "12_failures Loader": """
 class Loader(Batches):
@@ -119,9 +148,15 @@ class Loader(Batches):
 
 @pytest.mark.parametrize("whose", [*OF_GIVEN, *OF_TABLES])
 def test_what_is_read_off_frames_or_tables_has_few_points(court, whose):
-    (exercise, task), code = whose.split(), (OF_GIVEN | OF_TABLES)[whose]
+    (exercise, task, *_), code = whose.split(), (OF_GIVEN | OF_TABLES)[whose]
     (report,) = judged(court, exercise, {task: code}, first=LOOKS).values()
     assert report.points < report.out_of / 2, report
+
+
+def test_buckets_that_the_judge_asks_for_tell_nobody_those_of_another_time():
+    cut = Exercise("02_data_parallel").definitions("solutions")["cut"]
+    own = [{*map(str, data_parallel._cut(data_parallel._limits("", 0, 1, seed), cut, None).values())} for seed in range(9)]
+    assert max(len(one & other) for one, other in combinations(own, 2)) <= 2  # each for itself, or all in one
 
 
 def test_scripts_that_return_words_of_their_own_have_no_points(court):
@@ -138,7 +173,14 @@ def test_scripts_that_return_nothing_have_no_points_and_are_judged(court):
         assert "is missing\n    hint: leave what you are given as it is" in f"{report}"
 
 
-@pytest.mark.parametrize("attempt", ["trial.refused = lambda ready: nullcontext()", "learner._is_ready = lambda *_: False"])
+REMOVALS = (
+    "trial.refused = lambda ready: nullcontext()",
+    "learner._is_ready = lambda *_: False",
+    "learner.audited = lambda hear: nullcontext()",
+)
+
+
+@pytest.mark.parametrize("attempt", REMOVALS)
 def test_who_removes_the_watcher_of_ready_made_calls_has_no_points(court, attempt):
     first = f"""
 from contextlib import nullcontext

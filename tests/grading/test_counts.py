@@ -5,10 +5,10 @@ import pytest
 from tests.grading import counts
 
 LIMITS = {  # what was planned, and what it has come to where that is more
-    "lines in grade/ and given/, per exercise": (577, 846),
+    "lines in grade/ and given/, per exercise": (577, 841),
     "lines of the longest exercise": (350, 350),
-    "lines in tests/grading/ and solutions/*/mistakes.py, per exercise": (769, 874),
-    "files to follow a check": (5, 6),
+    "lines in tests/grading/ and solutions/*/mistakes.py, per exercise": (769, 876),
+    "files to follow a check": (5, 5),
     "circles": (0, 0),
     "imports for types only": (0, 0),
 }

@@ -3,6 +3,15 @@
 MISTAKES[lesson][name] = (source of the stub's cell, words); `name` is the first function or class that the stub defines.
 """
 
+_TIME_KERNEL = """
+def time_kernel(device, kernel, times):
+    started = device.now
+    for _ in range(times):
+        device.launch(kernel)
+    device.synchronize()
+    return (device.now - started) / times
+"""
+
 _ROW = """
 class Row:
     def __init__(self, part):
@@ -433,6 +442,25 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "homeward": (_HOMEWARD, "4 hops; 3 are enough"),
         "zigzag": (_ZIGZAG, "of 16 tokens on 4 ranks, rank 0 has [0, 1, 8, 9]; it should have [0, 1, 14, 15]"),
         "heads_for_tokens": (_HEADS_FOR_TOKENS, "On rank 0, [0, 1, 0] is 400; it should be 100"),
+    },
+    "09_mfu": {
+        "product_flops": (
+            "def product_flops(a, b):\n    return len(a) * a.shape[1] * b.shape[1]",
+            "(3, 5) times (5, 4) takes 120 FLOPs, not 60",
+        ),
+        "needed": (
+            "def needed(phi, layers, hidden, seq):\n    return 6 * phi + 12 * layers * hidden * seq",
+            "that counts all scores; the mask leaves half",
+        ),
+        "time_kernel": (_TIME_KERNEL, "somebody left 500,000 µs in the queue; a kernel now takes 51,"),
+        "intensity": (
+            "def intensity(m, k, n):\n    return 2 * m * k * n / (m * k + k * n + m * n)",
+            "A number has 2 bytes",
+        ),
+        "waited": (
+            "def waited(arrived, done, r):\n    return max(arrived) - arrived[r], done - arrived[r]",
+            "Rank 0 has (3.0, 4.0); it should have (3, 1)",
+        ),
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),

@@ -1,4 +1,7 @@
-"""parallel.expert: experts on several ranks compute what one process does, whatever the router says."""
+"""parallel.expert, a layer: on ranks it computes what one process does, whatever the router says, and sends what theory says.
+
+One matrix: cases (routers, and choices that none would make) × ways to lay out experts × numbers of ranks.
+"""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -11,23 +14,24 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
-from manyranks.parallel.expert import ExpertParallel, Experts, Router, Routing, one_hop
-from manyranks.parallel.expert.experts import by_expert
+from manyranks.parallel import expert as parallel
+from manyranks.parallel.expert import ExpertParallel, Experts, Router, Routing, in_slices, one_hop
+from manyranks.parallel.expert.dispatch import by_expert
+from manyranks.theory import expert as theory
 from tests.conftest import matrix
 from tests.unit.attention_reference import draw, gap, largest
 from tests.unit.expert_reference import layer, mixture
 
 DEGREES = pytest.mark.parametrize("shared_worlds", matrix([1, 3, 4], [3, 4]), indirect=True, scope="module")
-H, E, FFN = 5, 12, 3
+H, E, FFN = 5, 12, 6
 TOKENS = [7, 4, 6, 5]  # of each rank
-HOP, HOPS = ("experts",), ("nodes", "inside")
-MESHES = {  # by the number of ranks: the mesh's shape and its axes
-    1: [((1,), HOP), ((1, 1), HOPS)],
-    3: [((3,), HOP), ((3, 1), ("replicas", *HOP)), ((3, 1), HOPS)],
+MESHES = {  # by the number of ranks: the sizes of its axes, in words as short as "2 replicas 2 experts"
+    1: ["1 experts", "1 nodes 1 inside", "1 experts 1 tensor"],
+    3: ["3 experts", "3 replicas 1 experts", "3 nodes 1 inside", "1 experts 3 tensor"],
     4: [
-        *[((4,), HOP), ((2, 2), ("replicas", *HOP)), ((4, 1), ("replicas", *HOP))],
-        *[((1, 4), HOPS), ((2, 2), HOPS), ((4, 1), HOPS)],
-        *[((2, 2, 1), ("replicas", *HOPS)), ((2, 1, 2), ("replicas", *HOPS))],
+        *["4 experts", "2 replicas 2 experts", "4 replicas 1 experts", "1 nodes 4 inside", "2 nodes 2 inside"],
+        *["4 nodes 1 inside", "2 replicas 2 nodes 1 inside", "2 replicas 1 nodes 2 inside"],
+        *["2 experts 2 tensor", "2 replicas 1 experts 2 tensor", "1 nodes 2 inside 2 tensor", "2 nodes 1 inside 2 tensor"],
     ],
 }
 
@@ -41,29 +45,20 @@ class Layer(nn.Module):
                 p.copy_(draw(*p.shape, seed=seed))
             self.router.bias_E += torch.tensor(bias or [0.0] * E)
 
-    def forward(self, x_TH: Tensor) -> Tensor:
-        return self.experts(x_TH, self.router(x_TH))
-
-
-class Told(nn.Module):
-    """Experts whose router stands outside."""
-
-    def __init__(self):
-        super().__init__()
-        self.experts = Layer().experts
-
-    def forward(self, x_TH: Tensor, experts_TK: Tensor, gates_TK: Tensor) -> Tensor:
-        return self.experts(x_TH, Routing(experts_TK, gates_TK))
+    def forward(self, x_TH: Tensor, *told: Tensor) -> Tensor:
+        """told: choices and gates, where these don't come from the router."""
+        return self.experts(x_TH, Routing(*told) if told else self.router(x_TH))
 
 
 @cache
-def meshes() -> dict[str, Callable[[nn.Module], ExpertParallel]]:
-    """How to cut a module, by name. Groups take long to make: once for all tests of a world."""
-    n = dist.get_world_size()
-    made = {f"{axes} {shape}": init_device_mesh("cpu", shape, mesh_dim_names=axes) for shape, axes in MESHES[n]}
-    return {"no mesh": partial(ExpertParallel, experts="experts")} | {
-        name: partial(ExpertParallel, experts="experts", mesh=mesh) for name, mesh in made.items()
-    }
+def ways() -> dict[str, Callable[[nn.Module], ExpertParallel]]:
+    """How to lay out experts, by name. Groups take long to make: once for all tests of a world."""
+    found = {"no mesh": partial(ExpertParallel, experts="experts")}
+    for words in MESHES[dist.get_world_size()]:
+        sizes, names = words.split()[::2], tuple(words.split()[1::2])
+        mesh = init_device_mesh("cpu", tuple(map(int, sizes)), mesh_dim_names=names)
+        found[words] = partial(ExpertParallel, experts="experts", mesh=mesh)
+    return found
 
 
 def shards(tokens: list[int], width: int = H, seed: int = 20) -> list[Tensor]:
@@ -73,7 +68,8 @@ def shards(tokens: list[int], width: int = H, seed: int = 20) -> list[Tensor]:
 
 def of_experts(model: ExpertParallel, whole: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """The gradients of this rank's experts, each with the right one."""
-    return [(p.grad, model._part(grad)) for p, grad in zip(model.expert_parameters(), whole, strict=True)]
+    named = model.module.experts.named_parameters()
+    return [(p.grad, model.part(name, grad)) for (name, p), grad in zip(named, whole, strict=True)]
 
 
 # With a router
@@ -84,24 +80,20 @@ def routed(tokens: list[int], auxiliary: float, **options) -> dict[str, float]:
     n, rank, found = dist.get_world_size(), dist.get_rank(), {}
     xs, weights = shards(tokens[:n]), shards(tokens[:n], seed=40)
     one = Layer(**options)
-    experts = list(one.experts.parameters())
-    outputs, loss, counts = layer(xs, one.router.weight, experts, **({"k": 2} | as_reference(options)))
+    experts, router = list(one.experts.parameters()), one.router.weight
+    as_reference = {{"groups_per_token": "per_token"}.get(name, name): value for name, value in options.items()}
+    outputs, loss, counts = layer(xs, router, experts, **as_reference)
     total = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True)) / n + auxiliary * loss
-    grad_x, grad_router, *grads = torch.autograd.grad(total, [xs[rank], one.router.weight, *experts])
-    for name, cut in meshes().items():
+    grad_x, grad_router, *grads = torch.autograd.grad(total, [xs[rank], router, *experts])
+    for name, cut in ways().items():
         model, x_TH = cut(Layer(auxiliary=auxiliary, **options)), xs[rank].detach().requires_grad_()
         y_TH = model(x_TH)
         ((y_TH * weights[rank]).sum() + model.auxiliary_loss()).backward()
         model.finish()
-        pairs = [(y_TH, outputs[rank]), (x_TH.grad, n * grad_x), (model.module.router.weight.grad, grad_router)]
-        found[name] = gap(pairs + of_experts(model, grads)) if x_TH.numel() else gap(pairs[2:] + of_experts(model, grads))
+        pairs = [(model.module.router.weight.grad, grad_router), *of_experts(model, grads)]
+        found[name] = gap(pairs + [(y_TH, outputs[rank]), (x_TH.grad, n * grad_x)] * (x_TH.numel() > 0))
         assert model.load_LE.tolist() == [counts]
     return found
-
-
-def as_reference(options: dict) -> dict:
-    """Under the reference's names."""
-    return {{"groups_per_token": "per_token"}.get(name, name): value for name, value in options.items()}
 
 
 BIAS = [0.3 * ((5 * i) % 7) / 7 for i in range(E)]
@@ -129,31 +121,31 @@ def test_outputs_and_all_gradients_are_those_of_one_process(shared_worlds, name)
 # With choices that no router would make
 
 
-def told(choices: list[Tensor]) -> dict[str, tuple[float, int]]:
+def told(choices: list[Tensor]) -> dict[str, tuple[float, float]]:
     """choices: each rank's. The largest difference, gradients of gates included, and how many rows its experts computed."""
     n, rank, found = dist.get_world_size(), dist.get_rank(), {}
     tokens, k = [len(rows) for rows in choices], choices[0].shape[1]
     xs, gates, weights = shards(tokens), shards(tokens, k, seed=60), shards(tokens, seed=40)
-    experts = list(Told().experts.parameters())
+    experts = list(Layer().experts.parameters())
     outputs = [mixture(x, rows.tolist(), g, *experts) for x, rows, g in zip(xs, choices, gates, strict=True)]
     total = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True)) / n
     total = total + 0 * sum(p.sum() for p in (*xs, *gates, *experts))  # where nothing depends on one of them
     grad_x, grad_gates, *grads = torch.autograd.grad(total, [xs[rank], gates[rank], *experts])
     for name, model in told_models().items():
-        leaves = [x.detach().requires_grad_() for x in (xs[rank], gates[rank])]
+        x_TH, gates_TK = (x.detach().requires_grad_() for x in (xs[rank], gates[rank]))
         model.zero_grad()
-        y_TH, rows = counted(model, leaves[0], choices[rank], leaves[1])
+        y_TH, rows = counted(model, x_TH, choices[rank], gates_TK)
         (y_TH * weights[rank]).sum().backward()
         model.finish()
-        own = [(y_TH, outputs[rank]), (leaves[0].grad, n * grad_x), (leaves[1].grad, n * grad_gates)]
-        found[name] = gap((own if len(y_TH) else []) + of_experts(model, grads)), rows
+        own = [(y_TH, outputs[rank]), (x_TH.grad, n * grad_x), (gates_TK.grad, n * grad_gates)]
+        found[name] = gap((own if len(y_TH) else []) + of_experts(model, grads)), rows / model.width
         assert y_TH.shape == outputs[rank].shape
     return found
 
 
 @cache
 def told_models() -> dict[str, ExpertParallel]:
-    return {name: cut(Told()) for name, cut in meshes().items()}
+    return {name: cut(Layer()) for name, cut in ways().items()}
 
 
 def counted(model: ExpertParallel, *inputs: Tensor) -> tuple[Tensor, int]:
@@ -169,13 +161,6 @@ def random_choices(n: int, first: int = 0, last: int = E, tokens: list[int] = TO
     return [first + draw(tokens[r], last - first, seed=80 + r).argsort(1)[:, :k] for r in range(n)]
 
 
-def one_rank(n: int, which: int, rows: Tensor) -> list[Tensor]:
-    """Any choices, and these on one of the ranks."""
-    made = random_choices(n)
-    made[which] = rows
-    return made
-
-
 NOWHERE = torch.full((4, 2), -1)
 CHOICES = {
     "all to one expert": lambda n: [torch.full((t, 1), 7) for t in TOKENS[:n]],
@@ -187,7 +172,7 @@ CHOICES = {
     "no tokens at all": lambda n: random_choices(n, tokens=[0] * 4),
     "some dropped": lambda n: [rows.masked_fill(rows % 3 == 1, -1) for rows in random_choices(n, k=3)],
     "all dropped": lambda n: [NOWHERE] * n,
-    "all of one rank dropped": lambda n: one_rank(n, n - 1, NOWHERE),
+    "all of one rank dropped": lambda n: [*random_choices(n)[: n - 1], NOWHERE],
 }
 
 
@@ -201,41 +186,62 @@ def test_any_choices_are_carried_out_and_the_gradients_come_back(shared_worlds, 
     for case in found[0]:
         errors, rows = zip(*(of_rank[case] for of_rank in found), strict=True)
         assert largest(errors) < 1e-12, case
-        assert sum(rows) == copies, f"{case}: each copy is computed once"
+        assert sum(rows) == copies, f"{case}: each copy is computed once, by each slice"
 
 
 # Groups
 
 
-def in_pairs() -> float:
-    """Ranks 0 and 2, and ranks 1 and 3, at the same time, with other numbers."""
+def in_pairs() -> tuple[float, list]:
+    """Ranks 0 and 2, and ranks 1 and 3, at the same time, with other numbers; who has the same experts in each way."""
     other = dist.get_rank() % 2
     group = dist.new_group([other, other + 2], use_local_synchronization=True)
     rank, xs = dist.get_rank(group), shards([4 + other, 3])
-    one = Layer(k=2)
-    outputs, _, _ = layer(xs, one.router.weight, list(one.experts.parameters()), 2)
-    wanted = torch.autograd.grad(sum(y.square().sum() for y in outputs) / 2, one.parameters())
-    model = ExpertParallel(Layer(k=2), "experts", group)
+    one = Layer()
+    outputs, loss, _ = layer(xs, one.router.weight, list(one.experts.parameters()), 2)
+    total = sum(y.square().sum() for y in outputs) / 2 + loss
+    wanted = torch.autograd.grad(total, one.parameters())
+    model = ExpertParallel(Layer(auxiliary=1.0), "experts", group)
     y_TH = model(xs[rank])
+    (y_TH.square().sum() + model.auxiliary_loss()).backward()
+    model.finish()
+    alike = [(model.degree, dist.get_process_group_ranks(model.replicas)) for model in told_models().values()]
+    pairs = [(y_TH, outputs[rank]), (model.module.router.weight.grad, wanted[0])]
+    return gap([*pairs, *of_experts(model, list(wanted[1:]))]), alike
+
+
+@pytest.mark.parametrize("shared_worlds", [4], indirect=True)
+def test_two_groups_know_nothing_of_each_other_and_replicas_are_the_ranks_with_the_same_experts(shared_worlds):
+    errors, alike = zip(*shared_worlds.run(in_pairs), strict=True)
+    assert largest(errors) < 1e-12
+    alone, pair = [(4, [1])], (2, [1, 3])
+    assert alike[1] == [*alone * 2, pair, (1, [0, 1, 2, 3]), *alone * 3, pair, pair, (2, [1]), (1, [1, 3]), (2, [1]), (2, [1])]
+
+
+def sharing_losses(same: bool) -> float:
+    """Ranks 0 and 1 share a loss, and 2 and 3, as in tensor parallelism; same: and the tokens, without sequence parallelism."""
+    rank, axes = dist.get_rank(), ("experts", "tensor")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=axes)
+    group = dist.new_group([rank % 2, rank % 2 + 2], use_local_synchronization=True)
+    xs, own, one = shards([4, 3] if same else TOKENS), rank // 2 if same else rank, Layer()
+    outputs, _, counts = layer(xs, one.router.weight, list(one.experts.parameters()), 2)
+    grad_x, *wanted = torch.autograd.grad(sum(y.square().sum() for y in outputs) / 2, [xs[own], *one.parameters()])
+    model = ExpertParallel(Layer(), "experts", group, mesh, same_tokens=same)
+    x_TH = xs[own].detach().requires_grad_()
+    y_TH = model(x_TH)
     y_TH.square().sum().backward()
     model.finish()
-    return gap([(y_TH, outputs[rank]), (model.module.router.weight.grad, wanted[0]), *of_experts(model, list(wanted[1:]))])
+    if not same:  # each has a part of the router's gradient
+        dist.all_reduce(model.module.router.weight.grad, group=mesh.get_group("tensor"))
+    assert model.load_LE.tolist() == [counts]
+    pairs = [(y_TH, outputs[own]), (x_TH.grad, 2 * grad_x), (model.module.router.weight.grad, wanted[0])]
+    return gap([*pairs, *of_experts(model, wanted[1:])])
 
 
+@pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("shared_worlds", [4], indirect=True)
-def test_two_groups_know_nothing_of_each_other(shared_worlds):
-    assert largest(shared_worlds.run(in_pairs)) < 1e-12
-
-
-def replicas() -> list[tuple[int, list[int]]]:
-    """For each mesh, the degree and the ranks with the same experts."""
-    return [(model.degree, dist.get_process_group_ranks(model.replicas)) for model in told_models().values()]
-
-
-@pytest.mark.parametrize("shared_worlds", [4], indirect=True)
-def test_replicas_are_the_ranks_with_the_same_experts_and_the_rank_alone_where_there_are_none(shared_worlds):
-    alone = [(4, [1])]
-    assert shared_worlds.run(replicas)[1] == [*alone * 2, (2, [1, 3]), (1, [0, 1, 2, 3]), *alone * 3, (2, [1, 3]), (2, [1, 3])]
+def test_ranks_that_cut_experts_may_share_a_loss(shared_worlds, same):
+    assert largest(shared_worlds.run(sharing_losses, same)) < 1e-11
 
 
 # PyTorch's own
@@ -249,8 +255,8 @@ def by_pytorch(x_TH: Tensor, routing: Routing, experts: Experts) -> Tensor:
     order_R, counts_E = by_expert(routing.experts_TK, E)
     came_E = torch.empty_like(counts_E)
     dist.all_to_all_single(came_E, counts_E)
-    ways = came_E.view(n, -1).sum(1).tolist(), counts_E.view(n, -1).sum(1).tolist()
-    came_RH = carried(x_TH[order_R // k], *ways, dist.group.WORLD)
+    to, back = came_E.view(n, -1).sum(1).tolist(), counts_E.view(n, -1).sum(1).tolist()
+    came_RH = carried(x_TH[order_R // k], to, back, dist.group.WORLD)
     number_R = torch.arange(E // n).repeat(n).repeat_interleave(came_E)
     y_RH = came_RH.new_zeros(came_RH.shape)
     for i in range(E // n):
@@ -258,7 +264,7 @@ def by_pytorch(x_TH: Tensor, routing: Routing, experts: Experts) -> Tensor:
         x_rH = came_RH[rows]
         y_rH = F.linear(F.silu(F.linear(x_rH, experts.gate[i])) * F.linear(x_rH, experts.up[i]), experts.down[i])
         y_RH = y_RH.index_copy(0, rows, y_rH)
-    back_RH = carried(y_RH, *ways[::-1], dist.group.WORLD)
+    back_RH = carried(y_RH, back, to, dist.group.WORLD)
     return torch.zeros_like(x_TH).index_add(0, order_R // k, back_RH * routing.gates_TK.flatten()[order_R, None])
 
 
@@ -269,9 +275,50 @@ def both_ways() -> float:
         p.data = p.data.chunk(n)[rank].clone()
     routing, inputs = Routing(random_choices(n)[rank], gates_TK), [x_TH, gates_TK, *experts.parameters()]
     ours, theirs = one_hop(x_TH, routing, experts.compute, E), by_pytorch(x_TH, routing, experts)
-    grads = [torch.autograd.grad(y_TH.square().sum(), inputs) for y_TH in (ours, theirs)]
+    grads = [torch.autograd.grad(y_TH.square().mean(), inputs) for y_TH in (ours, theirs)]
     return gap([(ours, theirs), *zip(*grads, strict=True)])
 
 
 def test_results_are_those_of_pytorch_s_all_to_all(shared_worlds):
     assert largest(shared_worlds.run(both_ways)) < 1e-12
+
+
+# What is sent
+
+
+def layer_of(choices: list[Tensor], dtype: torch.dtype, inside: int, hops: int) -> None:
+    """Forward and backward. inside: ranks of a node, with two hops; those that cut an expert, with one."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (n // inside, inside), mesh_dim_names=("outer", "inner"))
+    outer, inner = (mesh.get_group(name) for name in mesh.mesh_dim_names)
+    chosen_TK = choices[rank]
+    x_TH = torch.randn(len(chosen_TK), H, dtype=dtype, requires_grad=True)
+    gates_TK = torch.rand(chosen_TK.shape, dtype=torch.promote_types(dtype, torch.float32), requires_grad=True)
+    routing = Routing(chosen_TK, gates_TK)
+    if hops == 2:
+        own = Experts(E // n, H, FFN).to(dtype)
+        y_TH = parallel.two_hops(x_TH, routing, own.compute, E, outer, inner)
+    else:
+        own = Experts(E * inside // n, H, FFN // inside).to(dtype)
+        y_TH = one_hop(x_TH, routing, partial(in_slices, compute=own.compute, group=inner), E, outer)
+    y_TH.sum().backward()
+
+
+@DEGREES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["all to one expert", "a rank without tokens", "some dropped", "each token twice to a rank"])
+@pytest.mark.few(5)
+def test_every_all_to_all_sends_what_theory_makes_of_the_routing_byte_by_byte(shared_worlds, name, dtype):
+    n, choices = shared_worlds.size, CHOICES[name](shared_worlds.size)
+    routing, sizes = [rows.tolist() for rows in choices], (E, H)
+    for inside in sorted({1, max(1, n // 2), n}):
+        for hops in (1, 2):
+            m = shared_worlds.measure(layer_of, choices, dtype, inside, hops)
+            one = partial(theory.one_hop, routing, *sizes, dtype.itemsize, inside)
+            sends = theory.two_hops(routing, *sizes, n // inside, dtype.itemsize) if hops == 2 else one()
+            for rank in range(n):
+                calls = [call for call in m.calls[rank] if call.op == "all_to_all"]
+                for call, exchange in zip(calls, sends.both, strict=True):
+                    assert call.parts == tuple(exchange.bytes[rank][other] for other in call.ranks), exchange.what
+                    assert call.received == sum(row[rank] for row in exchange.bytes), exchange.what
+            assert tuple(m.payload_bytes[rank] for rank in range(n)) == sends.payload

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-import manyranks as mr
-from manyranks.parallel.expert import ExpertParallel, Experts
+from manyranks.parallel.expert import ExpertParallel
+from manyranks.parallel.expert.families import OfTransformers
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
 from tests.ranks import refused
@@ -45,6 +45,23 @@ def uneven():
     return model(gpt=gpt)
 
 
+CUT = ("experts", "tensor")
+
+
+def others():
+    """Experts of transformers, whose gate and up are one tensor."""
+    theirs = nn.Module()
+    theirs.gate_up_proj, theirs.down_proj = nn.Parameter(torch.ones(4, 8, 4)), nn.Parameter(torch.ones(4, 4, 4))
+    return ExpertParallel(nn.ModuleDict({"experts": OfTransformers(theirs)}), "experts", mesh=mesh(2, 2, names=CUT))
+
+
+def shared(**changes):
+    """Ranks 0 and 2 share no loss, nor do 1 and 3; the others do."""
+    place = dist.get_rank() % 2
+    group = dist.new_group([place, place + 2], use_local_synchronization=True)
+    return ExpertParallel(GPT(GPTConfig(**vars(CONFIG) | changes)), group=group, mesh=mesh(2, 2, names=CUT))
+
+
 AXES = r"a mesh with the axes \(.*\): give \('replicas', 'experts'\) or \('experts',\) or \('replicas', 'nodes', 'inside'\) or"
 REFUSED = {
     "no axes": (lambda: model(mesh=mesh(4, names=None)), r"a mesh with the axes None: give"),
@@ -66,6 +83,11 @@ REFUSED = {
     "nothing": (lambda: model("layers.*.experts"), r"'layers\.\*\.experts' matches no module: see the model's named_mod"),
     "no experts": (lambda: model("layers.*.mlp"), r"layers\.0\.mlp is MoE: give the name of an Experts"),
     "dense": (lambda: model(experts=0, expert_ffn=None), r"matches no module"),
+    "tensor first": (lambda: model(mesh=mesh(2, 2, names=("tensor", "experts"))), AXES),
+    "slices": (lambda: model(mesh=mesh(1, 4, names=CUT), expert_ffn=6), r"feed-forward size 6 on 4 ranks that cut each expert"),
+    "others' experts": (others, r"experts is OfTransformers, whose weights no rank cuts: leave the axis .tensor. out"),
+    "a loss of two": (lambda: shared(auxiliary=0.1), r"a router's auxiliary loss on 2 ranks that share a loss: balance by"),
+    "norm of two": (lambda: shared().clip_grad_norm_(1.0), r"2 ranks share each loss, and what is cut over them isn't known"),
     "twice": (twice, r"layers\.1\.mlp\.experts is dealt to ranks already: build the model anew"),
 }
 
@@ -124,21 +146,6 @@ def test_a_rank_that_the_group_has_not_is_told_so(four):
     assert said[1] == said[3] == ""
     assert "this rank is not in the group" in said[0]
     assert "this rank is not in the group" in said[2]
-
-
-def test_experts_with_a_way_of_their_own_may_be_dealt():
-    """Whatever stood in .hop, a plain function or none of ours."""
-
-    def own() -> bool:
-        experts = Experts(8, 4, 3)
-        experts.hop = lambda x_TH, routing, compute: x_TH
-        gpt = nn.ModuleDict({"experts": experts, "rest": nn.Linear(2, 2)})
-        found = ExpertParallel(gpt, "experts")
-        found.finish()
-        return found.load_LE is None
-
-    with mr.World(1, backend="gloo") as world:
-        assert world.run(own) == [True]
 
 
 @pytest.mark.parametrize(

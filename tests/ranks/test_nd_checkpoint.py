@@ -93,10 +93,19 @@ CASES = {
         replace(SMALL, layers=4, style="gpt2", kv_heads=None),
     ),
     "experts: ep2 pp2 → dp2 cp2 ep4, ZeRO 1": Case(plan(dp=2, ep=2, pp=2), plan(dp=2, cp=2, ep=4, zero=1), MOE),
+    "experts on axes of their own: tp2 etp2 ep2, ZeRO 3 → dp4 ep4": Case(
+        plan(dp=2, tp=2, etp=2, ep=2, zero=3), plan(dp=4, ep=4), MOE
+    ),
+    "experts on axes of their own: dp2 ep2 → tp2 etp1 ep4": Case(plan(dp=2, ep=2), plan(dp=2, tp=2, etp=1, ep=4), MOE),
     "experts, ZeRO 3 → one process": Case(plan(dp=4, ep=2, zero=3), None, MOE),
     "one process → dp2 tp2 pp2, ZeRO 1": Case(None, plan(dp=2, tp=2, pp=2, zero=1)),
 }
-KEPT = ("tp2 pp2 → dp4, ZeRO 1", "dp2 cp2, ZeRO 3 → tp4", "experts, ZeRO 3 → one process")
+KEPT = (
+    "tp2 pp2 → dp4, ZeRO 1",
+    "dp2 cp2, ZeRO 3 → tp4",
+    "experts, ZeRO 3 → one process",
+    "experts on axes of their own: tp2 etp2 ep2, ZeRO 3 → dp4 ep4",
+)
 
 
 @pytest.mark.parametrize("name", matrix(CASES, KEPT))

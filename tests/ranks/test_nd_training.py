@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
+from manyranks.theory.architecture import LatentAttention
 from manyranks.training import trainer as trainer_module
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.gpt import GPT as Model
@@ -19,6 +20,7 @@ ONE_KEY = replace(GPT, kv_heads=1, vocab=259)  # a vocabulary that nothing divid
 GPT2 = replace(GPT, style="gpt2", kv_heads=None, vocab=257)
 MOE = replace(GPT, experts=4, expert_ffn=32, shared_experts=1, dense_layers=1)
 UNTIED_MOE = replace(MOE, tied=False)
+LATENT = replace(MOE, kv_heads=None, latent=LatentAttention(12, 8, 6, 4, 5))
 
 # By what they show, in the order of worlds: 8 ranks, 2, 3, 4.
 CASES: dict[str, tuple[GPTConfig, dict]] = {
@@ -69,11 +71,29 @@ CASES: dict[str, tuple[GPTConfig, dict]] = {
     "ep over dp and cp": (MOE, {"dp": 2, "cp": 2, "ep": 4, "zero": 2}),
     "ep × cp": (MOE, {"dp": 2, "cp": 2, "ep": 2, "zero": 0}),
     "ep × pp, zb-h1, ZeRO 3": (UNTIED_MOE, {"dp": 2, "ep": 2, "pp": 2, "zero": 3, "schedule": "zb-h1"}),
+    # Experts on axes of their own
+    "ep over tp and dp": (MOE, {"dp": 2, "tp": 2, "etp": 1, "ep": 4, "zero": 0}),
+    "ep over tp and dp, ZeRO 3": (MOE, {"dp": 2, "tp": 2, "etp": 1, "ep": 4, "zero": 3}),
+    "ep over tp and cp": (MOE, {"cp": 2, "tp": 2, "etp": 1, "ep": 4}),
+    "ep over tp × pp, ZeRO 3": (UNTIED_MOE, {"pp": 2, "tp": 2, "etp": 1, "ep": 2, "zero": 3, "schedule": "zb-h1"}),
+    "etp as tp": (MOE, {"dp": 2, "tp": 2, "etp": 2, "ep": 2}),
+    "etp as tp, with copies, ZeRO 3": (MOE, {"dp": 2, "tp": 2, "etp": 2, "zero": 3}),
+    "etp as tp without sequence parallelism": (MOE, {"dp": 2, "tp": 2, "etp": 2, "ep": 2, "sequence_parallel": False}),
+    "etp as tp × pp": (MOE, {"pp": 2, "tp": 2, "etp": 2, "recompute": "full"}),
+    "etp above tp": (MOE, {"dp": 2, "tp": 2, "etp": 4, "zero": 2}),
+    "etp without tp": (MOE, {"dp": 4, "etp": 2, "ep": 2, "zero": 3}),
+    "etp 3": (replace(MOE, expert_ffn=33, experts=5), {"dp": 3, "etp": 3, "batch": 3}),
+    "ep 3 over tp": (replace(THREES, experts=6, expert_ffn=7), {"tp": 3, "etp": 1, "ep": 3, "batch": 3}),
+    # Latent attention
+    "latent, ep × cp": (LATENT, {"dp": 2, "cp": 2, "ep": 4, "recompute": "selective"}),
+    "latent, etp × pp": (replace(LATENT, tied=False), {"dp": 2, "pp": 2, "etp": 2, "zero": 3}),
 }
 
 KEPT = (
     *("dp × pp × tp", "dp × cp × tp, ZeRO 3", "ep × pp × dp", "HSDP with tp, ZeRO 2", "zb-v", "tp 3", "cp 3", "pp 3"),
     *("dp × tp, ZeRO 2", "cp × tp", "keys that have copies", "HSDP, ZeRO 3", "ep, ZeRO 3", "ep × pp, zb-h1, ZeRO 3"),
+    *("ep over tp and dp, ZeRO 3", "etp as tp", "etp as tp without sequence parallelism", "etp without tp", "ep 3 over tp"),
+    *("latent, ep × cp",),
 )
 
 
@@ -126,10 +146,11 @@ def trained_in_part(gpt: GPTConfig, training: TrainingConfig) -> Run:
         (SIX, {"pp": 2, "tp": 2, "zero": 3, "schedule": "zb-h1"}),
         (GPT, {"pp": 2, "cp": 2, "zero": 0}),
         (MOE, {"dp": 2, "ep": 2, "tp": 2, "zero": 3}),
+        (MOE, {"dp": 2, "ep": 2, "tp": 2, "etp": 2}),
     ],
-    ids=["dp × tp", "pp × tp, ZeRO 3", "pp × cp", "ep × tp, ZeRO 3"],
+    ids=["dp × tp", "pp × tp, ZeRO 3", "pp × cp", "ep × tp, ZeRO 3", "etp × tp, ZeRO 1"],
 )
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 def test_frozen_parameters_stay_and_the_others_learn_as_in_one_process(world_of, gpt, fields):
     training = under(gpt, fields)
     found = whole(world_of(4).run(trained_in_part, gpt, training))

@@ -10,7 +10,7 @@ from manyranks.measure import machine
 from manyranks.theory import Plan
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer, train
-from manyranks.training.utilisation import Peak, Utilisation, peak_of_ranks
+from manyranks.training.utilisation import Peak, peak_of_ranks
 
 GPT = GPTConfig(layers=2, hidden=32, heads=4, kv_heads=2, seq=16)
 TRAINING = TrainingConfig(steps=2, batch=7)  # 7: uneven shares
@@ -33,49 +33,33 @@ def test_the_peak_of_ranks_is_the_sum_of_theirs(shared_world):
         assert two in (None, Peak(101.0, "2 × CPU with 1 thread", "bfloat16", source))
 
 
-@pytest.mark.parametrize(
-    "training",
-    [TRAINING, replace(TRAINING, zero=3, recompute="full"), replace(TRAINING, zero=1, recompute="selective", bf16=True)],
-    ids=lambda training: f"zero {training.zero}, {training.recompute}",
-)
-def test_utilisation_from_tokens_a_second_is_that_from_the_flops_that_the_ranks_counted(shared_world, training):
-    m = shared_world.measure(lambda: Trainer(GPT, training).run(), flops=True)
-    counted = sum(m.flops.values())
-    tokens = training.steps * training.batch * GPT.seq
-    used = Utilisation(GPT.shape(), GPT.seq, tokens / 2.5, Peak(1e9, "made up", "float32", "made up"), training.recompute)
-    assert used.hfu("full") == pytest.approx(counted / 2.5 / 1e9, rel=0.005)
-    assert 0 < used.mfu() < used.hfu()
-
-
-def trained_with_a_quick_look_at_the_peak(**options):
+def trained_with_a_quick_look_at_the_peak(training, **options):
     sizes, machine.SIZES = machine.SIZES, (64,)
     try:
-        return train(GPT, replace(TRAINING, bf16=True, recompute="full"), **options)
+        return train(GPT, training, **options)
     finally:
         machine.SIZES = sizes
 
 
 def test_a_run_says_what_it_used_where_that_is_asked(shared_world):
-    results = shared_world.run(trained_with_a_quick_look_at_the_peak, utilisation=True)
-    plain = shared_world.run(trained_with_a_quick_look_at_the_peak)
+    training = replace(TRAINING, bf16=True, zero=3, recompute="full")
+    m = shared_world.measure(lambda: Trainer(GPT, training).run(), flops=True)
+    results = shared_world.run(trained_with_a_quick_look_at_the_peak, training, utilisation=True)
+    plain = shared_world.run(trained_with_a_quick_look_at_the_peak, training)
     for result, without in zip(results, plain, strict=True):
         used = result.utilisation
         assert used.tokens_per_second == pytest.approx(2 * 7 * GPT.seq / result.seconds)
         assert (used.shape, used.seq, used.recompute, used.flash) == (GPT.shape(), GPT.seq, "full", True)
         assert (used.peak.device, used.peak.dtype) == ("3 × CPU with 1 thread", "bfloat16")
         assert used.peak == results[0].utilisation.peak
-        assert 0 < used.mfu() < used.hfu()
+        counted = sum(m.flops.values()) / result.seconds / used.peak.flops
+        assert 0 < used.mfu("full") < used.hfu("full") == pytest.approx(counted, rel=0.005)
         assert without.utilisation is None
         assert (without.losses, without.held_out) == (result.losses, result.held_out)
 
 
 def test_a_plan_in_16_bits_is_measured_against_the_rate_of_16_bits(shared_world):
-    def peak():
-        sizes, machine.SIZES = machine.SIZES, (64,)
-        try:
-            plan = Plan(dp=3, seq=GPT.seq, batch=3, zero=0, recompute="none", precision="bf16")
-            return train(GPT, TrainingConfig(steps=1, plan=plan), utilisation=True).utilisation.peak.dtype
-        finally:
-            machine.SIZES = sizes
-
-    assert set(shared_world.run(peak)) == {"bfloat16"}
+    plan = Plan(dp=3, seq=GPT.seq, batch=3, zero=0, recompute="none", precision="bf16")
+    training = TrainingConfig(steps=1, plan=plan)
+    results = shared_world.run(trained_with_a_quick_look_at_the_peak, training, utilisation=True)
+    assert {result.utilisation.peak.dtype for result in results} == {"bfloat16"}

@@ -47,6 +47,8 @@ def mlp(config: GPTConfig, w: dict, row: torch.Tensor, name: str = "mlp") -> tor
 
 
 def attended(config: GPTConfig, w: dict, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    if config.latent:
+        return latent(config, w, rows)
     size, served = config.hidden // config.heads, config.heads // (config.kv_heads or config.heads)
     q, k, v = ([linear(w, f"attention.{name}", row) for row in rows] for name in ("query", "key", "value"))
     out = []
@@ -58,6 +60,27 @@ def attended(config: GPTConfig, w: dict, rows: list[torch.Tensor]) -> list[torch
             scores = torch.stack([query @ turned(config, k[t][shared], t) / size**0.5 for t in range(s + 1)])
             weights = torch.exp(scores) / torch.exp(scores).sum()
             heads.append(sum(weights[t] * v[t][shared] for t in range(s + 1)))
+        out.append(linear(w, "attention.output", torch.cat(heads)))
+    return out
+
+
+def latent(config: GPTConfig, w: dict, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    """DeepSeek-V2, arXiv 2405.04434, equations 37 to 47, head by head."""
+    sizes, down = config.latent, [linear(w, "attention.kv_down", row) for row in rows]
+    c = [normed(config, w, "attention.kv_norm", row[: sizes.kv_rank]) for row in down]
+    places = [turned(config, row[sizes.kv_rank :], t) for t, row in enumerate(down)]
+    if sizes.q_rank:
+        rows = [normed(config, w, "attention.query_norm", linear(w, "attention.query_down", row)) for row in rows]
+    q, both, n = [linear(w, "attention.query_up", row) for row in rows], w["attention.kv_up.weight"], sizes.nope_size
+    out = []
+    for s in range(len(rows)):
+        heads = []
+        for head, q_head in enumerate(q[s].chunk(config.heads)):
+            up_k, up_v = both.chunk(config.heads)[head].split((n, sizes.value_size))
+            place = turned(config, q_head[n:], s)
+            scores = [q_head[:n] @ (up_k @ c[t]) + place @ places[t] for t in range(s + 1)]
+            weights = torch.exp(torch.stack(scores) / (n + sizes.rope_size) ** 0.5)
+            heads.append(sum(share * (up_v @ c[t]) for t, share in enumerate(weights / weights.sum())))
         out.append(linear(w, "attention.output", torch.cat(heads)))
     return out
 

@@ -47,7 +47,7 @@ def test_a_plan_that_is_further_away_has_a_wider_bar():
             "no published run of FSDP on A100, on such a chip with such links",
         ),
         ("llama3-8b", "tpu-v5p", {"dp": 64}, "no published run of Megatron on TPU v5p, on such a chip with such links"),
-        ("gpt2", "h100-dgx", {"dp": 2}, "no published run of Megatron on H100 like this; 5 would say something"),
+        ("gpt2", "h100-dgx", {"dp": 2}, "no published run of Megatron on H100 like this; 3 would say something"),
     ],
 )
 def test_what_nobody_has_checked_is_said(model, cluster, plan, words):

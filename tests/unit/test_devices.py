@@ -20,7 +20,7 @@ MAKE = {
     "randperm",
 }
 # Modules' own parameters and buffers, which go where the module goes; and a model of one number that only sleeps.
-ELSEWHERE = {"experts.py": 3, "routing.py": 3}
+ELSEWHERE = {"dispatch.py": 3, "router.py": 3}
 
 
 def silent(source: str) -> list[str]:

@@ -23,7 +23,7 @@ from manyranks.parallel.expert import (
     take_counts,
 )
 from tests.unit.attention_reference import draw
-from tests.unit.expert_reference import chosen, kept, layer, mixture
+from tests.unit.expert_reference import chosen, kept, layer
 
 T, H, E, F_ = 11, 6, 12, 5
 
@@ -56,12 +56,6 @@ def test_a_token_s_experts_lie_in_so_many_groups_and_no_more():
     experts_TK = choose(scores_of(0, 500), 4, None, groups=6, groups_per_token=2)
     assert max(len(set(row)) for row in (experts_TK // 2).tolist()) == 2
     assert max(len(set(row)) for row in (choose(scores_of(0, 500), 4) // 2).tolist()) == 4
-
-
-def test_a_negative_bias_may_close_experts_and_groups():
-    bias_E = torch.zeros(E)
-    bias_E[3:] = -10
-    assert set(choose(scores_of(0), 3, bias_E, groups=4, groups_per_token=2).flatten().tolist()) == {0, 1, 2}
 
 
 # Gates
@@ -136,7 +130,7 @@ def test_gradients_of_gates_are_those_of_finite_differences():
 
 def test_an_expert_takes_the_mean_times_the_factor_rounded_up():
     assert [capacity(16, 2, 8, factor) for factor in (1.0, 1.25, 1.1, 0.01)] == [4, 5, 5, 1]
-    assert capacity(0, 2, 8, 1.0) == 0
+    assert drop(torch.zeros(0, 2, dtype=torch.int64), capacity(0, 2, 8, 1.0), 4).shape == (0, 2)
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 4, T])
@@ -149,13 +143,6 @@ def test_first_choices_are_kept_before_second_ones_and_earlier_tokens_before_lat
         assert found_TK.tolist() == kept(experts_TK.tolist(), most)
         dropped += int((found_TK < 0).sum())
     assert dropped > 0 or most > 2
-
-
-def test_drop_leaves_its_argument_alone_and_takes_no_tokens():
-    experts_TK = torch.zeros(3, 1, dtype=torch.int64)
-    assert drop(experts_TK, 1, 2).tolist() == [[0], [-1], [-1]]
-    assert experts_TK.tolist() == [[0]] * 3
-    assert drop(torch.zeros(0, 2, dtype=torch.int64), 0, 4).shape == (0, 2)
 
 
 def test_a_dropped_copy_has_no_gate_and_the_others_keep_theirs():
@@ -173,11 +160,9 @@ def test_a_dropped_copy_has_no_gate_and_the_others_keep_theirs():
 
 
 def test_the_auxiliary_loss_is_1_where_all_are_as_likely_and_the_experts_number_where_one_gets_all():
-    even_TE = torch.full((T, E), 1 / E, dtype=torch.float64)
+    even_TE, one_TE = torch.full((T, E), 1 / E, dtype=torch.float64), F.one_hot(torch.full((T,), 5), E).double()
     assert auxiliary_loss(even_TE, torch.full((E,), T), top_k=12).item() == pytest.approx(1, rel=1e-14)
-    counts_E = torch.zeros(E, dtype=torch.int64)
-    counts_E[5] = T
-    assert auxiliary_loss(F.one_hot(torch.full((T,), 5), E).double(), counts_E, top_k=1).item() == pytest.approx(E, rel=1e-14)
+    assert auxiliary_loss(one_TE, one_TE.sum(0).long(), top_k=1).item() == pytest.approx(E, rel=1e-14)
     assert auxiliary_loss(even_TE[:0], torch.zeros(E, dtype=torch.int64), top_k=2).item() == 0, "no tokens, no loss"
 
 
@@ -206,21 +191,13 @@ def test_a_bias_rises_where_an_expert_got_less_than_the_mean():
     assert new_bias(torch.zeros(4), huge_E, 1.0).tolist() == [0, -1, 1, 0], "counts are compared exactly"
 
 
-def test_a_router_may_be_copied_after_a_forward():
-    of = router(auxiliary=0.3)
-    of(draw(T, H))
-    other = copy.deepcopy(of)
-    assert other.loss is None
-    assert of.loss.requires_grad
-    assert torch.equal(other.counts_E, of.counts_E)
-
-
 def test_counts_are_of_training_only_and_are_taken_once():
-    routers = [router(), router(bias_speed=0.5)]
+    routers = [copy.deepcopy(router(auxiliary=0.3)), router(bias_speed=0.5)]
     for of in routers:
         of(draw(T, H))
         of(draw(2, H))
         of.eval()(draw(T, H))
+    assert copy.deepcopy(routers[0]).loss is None, "a router may be copied after a forward"
     counts_LE = take_counts(routers)
     assert counts_LE.sum(1).tolist() == [3 * (T + 2)] * 2
     assert not take_counts(routers).any()
@@ -261,31 +238,7 @@ def experts() -> Experts:
     return made
 
 
-ROUTINGS = {
-    "spread": choose(scores_of(0), 3),
-    "one choice": choose(scores_of(1), 1),
-    "all to one": torch.full((T, 1), 4),
-    "some dropped": drop(choose(scores_of(2), 3), 2, E),
-    "all dropped": torch.full((T, 2), -1),
-    "no tokens": torch.zeros(0, 2, dtype=torch.int64),
-}
-
-
-@pytest.mark.parametrize("name", ROUTINGS)
-def test_outputs_and_all_gradients_are_those_of_a_loop_over_tokens(name):
-    experts_TK, of = ROUTINGS[name], experts()
-    tokens, k = experts_TK.shape
-    x_TH, gates_TK = draw(tokens, H, seed=8).requires_grad_(), draw(tokens, k, seed=9).requires_grad_()
-    inputs = [x_TH, gates_TK, *of.parameters()]
-    y_TH = of(x_TH, Routing(experts_TK, gates_TK))
-    expected_TH = mixture(x_TH, experts_TK.tolist(), gates_TK, *of.parameters())
-    weights_TH = draw(tokens, H, seed=10)
-    torch.testing.assert_close(y_TH, expected_TH)
-    found = torch.autograd.grad((y_TH * weights_TH).sum(), inputs)
-    if not expected_TH.requires_grad:
-        expected_TH = expected_TH + 0 * x_TH
-    wanted = torch.autograd.grad((expected_TH * weights_TH).sum(), inputs, allow_unused=True, materialize_grads=True)
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+SPREAD = choose(scores_of(0), 3)
 
 
 @pytest.mark.parametrize("counts", [[2, 0, 3, 1], [0, 0, 6, 0], [0, 0, 0, 0]])
@@ -296,7 +249,7 @@ def test_gradients_of_grouped_products_are_those_of_finite_differences(counts):
 
 @pytest.mark.parametrize("frozen", [("gate", "up", "down"), ("up",), ("down",)])
 def test_frozen_weights_get_no_gradient_and_the_others_theirs(frozen):
-    of, routing = experts(), Routing(ROUTINGS["spread"], torch.ones(T, 3, dtype=torch.float64))
+    of, routing = experts(), Routing(SPREAD, torch.ones(T, 3, dtype=torch.float64))
     x_TH = draw(T, H).requires_grad_()
     wanted = torch.autograd.grad(of(x_TH, routing).square().sum(), [x_TH, *of.parameters()])
     for name in frozen:
@@ -309,7 +262,7 @@ def test_frozen_weights_get_no_gradient_and_the_others_theirs(frozen):
 
 def test_products_under_autocast_are_in_bfloat16_and_gradients_in_float32():
     of = experts().float()
-    routing = Routing(ROUTINGS["spread"], torch.ones(T, 3))
+    routing = Routing(SPREAD, torch.ones(T, 3))
     x_TH = draw(T, H).float().requires_grad_()
     exact = of(x_TH, routing)
     wanted = torch.autograd.grad(exact.sum(), of.gate)[0]
@@ -321,13 +274,10 @@ def test_products_under_autocast_are_in_bfloat16_and_gradients_in_float32():
     assert (y_TH.float() - exact).abs().max() < 0.05 * exact.abs().max()
     assert (of.gate.grad - wanted).abs().max() < 0.05 * wanted.abs().max()
     assert not torch.equal(y_TH.float(), exact)
-
-
-def test_autocast_leaves_float64_alone():
-    of, routing = experts(), Routing(ROUTINGS["spread"], torch.ones(T, 3, dtype=torch.float64))
+    of, routing = experts(), Routing(SPREAD, torch.ones(T, 3, dtype=torch.float64))
     with torch.autocast("cpu", torch.bfloat16):
-        y_TH = of(draw(T, H), routing)
-    assert torch.equal(y_TH, of(draw(T, H), routing))
+        left = of(draw(T, H), routing)
+    assert torch.equal(left, of(draw(T, H), routing)), "float64 stays as it is"
 
 
 def test_grouped_equals_pytorch_s():

@@ -267,7 +267,7 @@ def test_each_panel_marks_what_the_setting_has():
         ({"tp": 8}, "EP 16, dualpipe: GPUs = DP × PP × TP 2,048 = 16 × 16 × 8; expert ranks 16: only 16 DP ranks;"),
         ({"tp": 8}, "Limit: TP messages, 65% of the step; with TP 1: 19.6 s."),
         ({"imbalance": 2}, "Limit: waiting for the fullest rank, 15% of the step; with a balanced load: 19.6 s."),
-        ({"schedule": "1f1b"}, "Limit: tokens to experts, 21% of the step; with dualpipe: 19.6 s."),
+        ({"schedule": "1f1b"}, "Limit: tokens to experts, 18% of the step; with dualpipe: 19.6 s."),
         ({"ep": 1}, "sent inside a node 0 B; sent between nodes 0 B. Does not fit. Limit: memory; EP 32 fits."),
         ({"pp": 4}, "Does not fit. Limit: memory; PP 16 fits."),
         ({"model": "mixtral-8x7b"}, "EP 8, dualpipe: GPUs = DP × PP × TP 256 = 16 × 16 × 1; expert ranks 8: only 8 experts;"),

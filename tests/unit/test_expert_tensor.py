@@ -36,56 +36,45 @@ def plan_of(dp: int, cp: int, tp: int, etp: int | None, ep: int, **more) -> Plan
 
 # The default -------------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("row", steps.rows(), ids=lambda row: f"{row.table} {row.name}")
-def test_published_rows_leave_etp_out_and_are_the_same_with_etp_as_tp(row):
-    assert (row.plan.etp, row.plan.expert_tp) == (None, row.plan.tp)
-    assert row.plan.expert_ranks == row.plan.dp * row.plan.cp // row.plan.ep
-    if row.shape.experts:
-        assert_same(row.shape, row.plan, row.cluster)
-
-
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("sequence_parallel", [True, False])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_etp_as_tp_is_the_default(zero, sequence_parallel, recompute):
-    how = {"zero": zero, "sequence_parallel": sequence_parallel, "recompute": recompute}
-    assert_same(MIXTRAL, Plan(dp=8, tp=4, pp=2, ep=4, seq=4096, batch=64, **how), H100)
+HOW = [
+    {"zero": zero, "recompute": how, "sequence_parallel": zero < 2}
+    for zero in range(4)
+    for how in ("none", "selective", "full")
+]
+PLANS = [(MIXTRAL, Plan(dp=8, tp=4, pp=2, ep=4, seq=4096, batch=64, **how), H100) for how in HOW]
+PLANS += [(row.shape, row.plan, row.cluster) for table in steps.PRETRAINING for row in steps.of(table)]
 
 
-def assert_same(shape: ModelShape, plan: Plan, cluster) -> None:
-    said = replace(plan, etp=plan.tp)
-    one, other = (step.estimate(shape, each, cluster, gpus=plan.gpus) for each in (plan, said))
-    assert (one.parts, one.warning) == (other.parts, other.warning)
-    for quantity in (memory.peak, memory.model_states, memory.rank_parameters):
-        assert quantity(shape, plan) == quantity(shape, said)
+@pytest.mark.parametrize(("shape", "plan", "cluster"), PLANS, ids=lambda one: getattr(one, "name", ""))
+def test_published_rows_leave_etp_out_and_are_the_same_with_etp_as_tp(shape, plan, cluster):
+    assert (plan.etp, plan.expert_tp) == (None, plan.tp)
+    assert plan.expert_ranks == plan.dp * plan.cp // plan.ep
+    if shape.experts:
+        said = replace(plan, etp=plan.tp)
+        one, other = (step.estimate(shape, each, cluster, gpus=plan.gpus) for each in (plan, said))
+        assert (one.parts, one.warning) == (other.parts, other.warning)
+        for quantity in (memory.peak, memory.model_states, memory.rank_parameters):
+            assert quantity(shape, plan) == quantity(shape, said)
 
 
 # What a rank holds -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("pp", [1, 2])
-def test_all_ranks_together_hold_every_expert_once_for_each_of_the_edp_that_have_it(layout, pp):
-    plan = plan_of(*layout, pp=pp)
-    held = [rank.experts for rank in memory.rank_parameters(TINY, plan)]
+def test_all_ranks_together_hold_every_expert_once_for_each_of_the_edp_that_have_it_and_zero_shards_it_over_these(layout):
     routed = TINY.moe_layers * TINY.experts * TINY.expert_parameters
-    ranks = plan.tp * plan.cp * plan.dp
-    assert sum(held) * ranks == routed * plan.expert_ranks
-    dense = {replace(plan, etp=None, ep=1): None, plan: None}
-    assert len({tuple(rank.dense for rank in memory.rank_parameters(TINY, each)) for each in dense}) == 1
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_zero_spreads_an_expert_s_states_over_the_ranks_that_have_it(layout):
-    ranks, routed = plan_of(*layout).gpus, TINY.moe_layers * TINY.experts * TINY.expert_parameters
+    for pp in (1, 2):
+        plan = plan_of(*layout, pp=pp)
+        held = memory.rank_parameters(TINY, plan)
+        assert sum(rank.experts for rank in held) * plan.tp * plan.cp * plan.dp == routed * plan.expert_ranks
+        whole = memory.rank_parameters(TINY, replace(plan, etp=None, ep=1))
+        assert [rank.dense for rank in held] == [rank.dense for rank in whole]
     held = memory.rank_parameters(TINY, plan_of(*layout))[0]._replace(dense=0.0)
     for zero in range(4):
         plan = plan_of(*layout, zero=zero)
-        share = Fraction(routed, ranks)  # each element's states once
-        copies = plan.expert_ranks
-        parts = (zero >= 3, zero >= 2, zero >= 1)
-        expected = [size * share * (1 if sharded else copies) for size, sharded in zip((2, 2, 12), parts, strict=True)]
+        share, copies = Fraction(routed, plan.gpus), plan.expert_ranks  # each element's states once
+        parts = zip((2, 2, 12), (zero >= 3, zero >= 2, zero >= 1), strict=True)
+        expected = [size * share * (1 if sharded else copies) for size, sharded in parts]
         assert list(memory.states_of(held, plan)[:3]) == expected
 
 
@@ -234,11 +223,10 @@ def test_a_layout_that_real_ranks_do_not_have_is_refused(given, said):
 
 
 def test_real_ranks_are_counted_the_same_with_etp_1_and_without():
-    shape = replace(TINY, kv_heads=8)
     for zero, ep in itertools.product(range(4), (1, 2, 4)):
         one, other = (Plan(dp=4, tp=2, ep=ep, etp=etp, seq=64, zero=zero) for etp in (None, 1))
-        assert nd.of_rank(shape, one) == nd.of_rank(shape, other)
-        assert nd.payload(shape, one) == nd.payload(shape, other)
+        for count in (nd.of_rank, nd.payload):
+            assert count(replace(TINY, kv_heads=8), one) == count(replace(TINY, kv_heads=8), other)
 
 
 def test_a_twin_has_whole_experts_and_says_so():

@@ -1,4 +1,4 @@
-"""theory.flops and theory.layer: products counted by torch, papers' closed forms, MFU and HFU. measure.flops: bytes moved."""
+"""FLOPs and bytes: what WorkCounter counts while models train is what theory.flops says, to the last one."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -10,144 +10,84 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 from manyranks import theory, training
 from manyranks.measure import meta
-from manyranks.measure.flops import WorkCounter
+from manyranks.measure.flops import WorkCounter, operators
 from manyranks.theory import flops, layer, published
-from manyranks.theory.architecture import LatentAttention, ModelShape
+from manyranks.theory.architecture import LatentAttention
 from manyranks.theory.plan import Plan
+from manyranks.training.config import GPTConfig, TrainingConfig
+from manyranks.training.gpt import GPT, loss
+from manyranks.training.parallelize import parallelize
 
-B, S = 2, 12
-GPT = ModelShape("gpt", 3, 24, 96, 4, 50, gated=False, norm="layernorm", bias=True, tied=True, positions=16)
-LLAMA = ModelShape("llama", 2, 24, 40, 6, 50, kv_heads=2, head_size=8)
-ROUTED = replace(LLAMA, name="routed", experts=6, top_k=2, expert_ffn=10, shared_experts=2, shared_ffn=7, dense_layers=1)
-LATENT = ModelShape("latent", 2, 24, 40, 4, 50, latent=LatentAttention(10, 12, 4, 2, 6))
-UNCOMPRESSED = replace(LATENT, name="uncompressed", latent=LatentAttention(0, 12, 4, 2, 6))
-SHAPES = (GPT, LLAMA, ROUTED, LATENT, UNCOMPRESSED)
-
-
-# Models of torch modules
-
-
-class Attention(nn.Module):
-    def __init__(self, shape):
-        super().__init__()
-        self.shape, h = shape, shape.hidden
-        self.sizes = [shape.query_size, shape.kv_size, shape.kv_size]
-        self.qkv, self.out = nn.Linear(h, sum(self.sizes)), nn.Linear(shape.query_size, h)
-
-    def forward(self, x_BSH):
-        q, k, v = (y.unflatten(-1, (-1, self.shape.head_size)).transpose(1, 2) for y in self.qkv(x_BSH).split(self.sizes, -1))
-        k, v = (y.repeat_interleave(self.shape.heads // self.shape.kv_heads, dim=1) for y in (k, v))
-        return self.out((torch.softmax(q @ k.mT, -1) @ v).transpose(1, 2).flatten(2))
+B, S = 2, 16
+SMALL = GPTConfig(layers=2, hidden=24, heads=4, vocab=40, seq=S, ffn=20)
+MODELS = {
+    "dense": SMALL,
+    "grouped": replace(SMALL, kv_heads=2, tied=False),
+    "not gated": replace(SMALL, style="gpt2"),
+    "experts": replace(SMALL, layers=3, experts=4, top_k=2, expert_ffn=12, shared_experts=1, dense_layers=1),
+    "latent": replace(SMALL, latent=LatentAttention(10, 12, 4, 2, 6)),
+    "latent, whole queries": replace(SMALL, latent=LatentAttention(0, 12, 4, 2, 6)),
+}
+RECOMPUTE = ("none", "selective", "full")
+DENSE, ROUTED, *LATENT = (MODELS[kind].shape() for kind in ("dense", "experts", "latent", "latent, whole queries"))
 
 
-class Latent(nn.Module):
-    """Keys and values from one short vector a token; the rotary part of the key serves all heads."""
-
-    def __init__(self, shape):
-        super().__init__()
-        self.shape, h, a, c = shape, shape.hidden, shape.heads, shape.latent
-        query = a * (c.nope_size + c.rope_size)
-        self.q = nn.Sequential(nn.Linear(h, c.q_rank), nn.Linear(c.q_rank, query)) if c.q_rank else nn.Linear(h, query)
-        self.down, self.up = nn.Linear(h, c.kv_rank + c.rope_size), nn.Linear(c.kv_rank, a * (c.nope_size + c.value_size))
-        self.out = nn.Linear(a * c.value_size, h)
-
-    def forward(self, x_BSH):
-        a, c = self.shape.heads, self.shape.latent
-        latent, rotary = self.down(x_BSH).split([c.kv_rank, c.rope_size], -1)
-        k, v = self.up(latent).unflatten(-1, (a, -1)).transpose(1, 2).split([c.nope_size, c.value_size], -1)
-        k = torch.cat([k, rotary[:, None].expand(-1, a, -1, -1)], -1)
-        q = self.q(x_BSH).unflatten(-1, (a, -1)).transpose(1, 2)
-        return self.out((torch.softmax(q @ k.mT, -1) @ v).transpose(1, 2).flatten(2))
+# Theory against the counter ----------------------------------------------------------------------------------------------
 
 
-class MLP(nn.Module):
-    def __init__(self, shape, ffn):
-        super().__init__()
-        self.up, self.down = nn.Linear(shape.hidden, ffn), nn.Linear(ffn, shape.hidden)
-        self.gate = nn.Linear(shape.hidden, ffn) if shape.gated else None
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x) if self.gate else F.gelu(self.up(x)))
-
-
-class Experts(nn.Module):
-    def __init__(self, shape):
-        super().__init__()
-        self.router, self.top_k = nn.Linear(shape.hidden, shape.experts), shape.top_k
-        self.routed = nn.ModuleList(MLP(shape, shape.expert_ffn) for _ in range(shape.experts))
-        self.shared = nn.ModuleList(MLP(shape, shape.shared_ffn) for _ in range(shape.shared_experts))
-
-    def forward(self, x_BSH):
-        x = x_BSH.flatten(0, 1)
-        share, chosen = self.router(x).softmax(-1).topk(self.top_k)
-        out = sum(expert(x) for expert in self.shared)
-        for i, expert in enumerate(self.routed):
-            token, rank = (chosen == i).nonzero(as_tuple=True)
-            out = out.index_add(0, token, expert(x[token]) * share[token, rank, None])
-        return out.view_as(x_BSH)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])  # without it attention is fused; a counter takes all scores, whatever the mask
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_s_flops_are_those_that_are_counted(kind, recompute, dropout):
+    config = replace(MODELS[kind], dropout=dropout)
+    model = parallelize(GPT(config), TrainingConfig(recompute=recompute)).model
+    tokens = torch.randint(config.vocab, (B, S))
+    with WorkCounter() as work:
+        value = loss(model(tokens), tokens)
+        forward = work.flops
+        value.backward()
+    shape = config.shape()
+    assert forward == B * S * sum(flops.forward(shape, S))
+    again = 0
+    if shape.latent and recompute == "selective":  # our core expands keys and values, so they're expanded again
+        again = sum(2 * p.k * p.n * p.count for p in flops.products(shape, S) if p.name == "key, value up")
+    expected = flops.hardware_per_token(shape, S, recompute, "full", flash=not dropout)
+    assert work.flops == B * S * (expected + again)
+    if dropout and recompute == "none":
+        assert work.flops == B * S * flops.per_token(shape, S, "full")
 
 
-class Model(nn.Module):
-    def __init__(self, shape):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(shape.vocab, shape.hidden), nn.Linear(shape.hidden, shape.vocab)
-        attention = Latent if shape.latent else Attention
-        mlps = (Experts(shape) if shape.is_moe(i) else MLP(shape, shape.ffn) for i in range(shape.layers))
-        self.layers = nn.ModuleList(nn.ModuleList([attention(shape), mlp]) for mlp in mlps)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for attention, mlp in self.layers:
-            x = x + attention(F.layer_norm(x, x.shape[-1:]))
-            x = x + mlp(F.layer_norm(x, x.shape[-1:]))
-        return self.head(x)
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "deepseek-v3", "mixtral-8x7b"])
+def test_products_without_the_core_have_the_active_matrices_weights(name):
+    shape = theory.models[name]
+    weights = sum(p.k * p.n * p.count for p in flops.products(shape, 4096) if p.part != "core")
+    read_only = shape.embedding_parameters - shape.tied * shape.vocab * shape.hidden
+    assert weights <= shape.active_parameters - read_only < 1.001 * weights  # the rest are norms and biases
 
 
-def counted(shape, backward):
-    model = Model(shape)
-    with FlopCounterMode(display=False) as counter:
-        loss = model(torch.randint(shape.vocab, (B, S))).sum()
-        if backward:
-            loss.backward()
-    return counter.get_total_flops()
+# The kernels of a layer --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_forward_has_the_products_that_torch_counts(shape):
-    assert B * S * sum(flops.forward(shape, S)[:]) == counted(shape, backward=False)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_forward_and_backward_have_the_products_that_torch_counts(shape):
-    assert B * S * flops.per_token(shape, S, "full") == counted(shape, backward=True)
-
-
-# The kernels of a layer
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.sampled_from(SHAPES), st.sampled_from([1, 2]), st.sampled_from([1, 2, 3]), st.sampled_from(["bf16", "fp8", "fp32"]))
-def test_the_kernels_of_all_ranks_multiply_what_the_model_does(shape, t, c, precision):
-    plan = Plan(cp=c, tp=t, seq=S, microbatch=B, flash=False, precision=precision)
-    layers = [layer.forward(shape, plan, shape.is_moe(i)) for i in range(shape.layers)]
-    parts = {part: c * sum(k.flops for kernels in layers for k in kernels if (k.part == "core") == (part == "core"))
-             for part in ("core", "rest")}  # fmt: skip
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from([DENSE, ROUTED, *LATENT]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]))
+def test_the_kernels_of_all_ranks_multiply_what_the_model_does(shape, t, c):
+    plan = Plan(cp=c, tp=t, seq=S, microbatch=B, flash=False)
+    kernels = [kernel for i in range(shape.layers) for kernel in layer.forward(shape, plan, shape.is_moe(i))]
+    core = sum(kernel.flops for kernel in kernels if kernel.part == "core")
+    rest = sum(kernel.flops for kernel in kernels) - core
     expected = flops.forward(shape, S)
-    assert t * parts["core"] == pytest.approx(B * S * expected.core)
-    whole = 0  # every tensor-parallel rank routes its tokens, and compresses them for its own heads
+    assert t * c * core == pytest.approx(B * S * expected.core)
+    whole = expected.router  # every tensor-parallel rank routes its tokens, and compresses them for its own heads
     if shape.latent:
-        whole = 2 * shape.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
-    whole += expected.router
-    assert t * parts["rest"] == pytest.approx(B * S * (expected.layers - expected.core + (t - 1) * whole))
-    head = sum(kernel.flops for kernel in layer.head(shape, plan))
-    assert t * c * head == pytest.approx(B * S * expected.head)
+        whole += 2 * shape.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
+    assert t * c * rest == pytest.approx(B * S * (expected.layers - expected.core + (t - 1) * whole))
+    assert t * c * sum(kernel.flops for kernel in layer.head(shape, plan)) == pytest.approx(B * S * expected.head)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [DENSE, ROUTED, *LATENT])
 def test_backward_multiplies_twice_what_forward_does_and_full_recomputation_three_times(shape):
     for kind, times in (("none", 2), ("full", 3)):
         plan = Plan(seq=S, flash=False, recompute=kind)
@@ -166,83 +106,61 @@ def test_products_run_at_the_rate_of_the_precision(precision, rates, flash):
     assert {kernel.rate for kernel in kernels if kernel.flops} == rates
 
 
-# Closed forms
+# Conventions, MFU, HFU ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", [f"megatron-{row['params_B'].removesuffix('.0')}b" for row in published.rows("megatron_sc21_table1")]
-)
-def test_megatron_s_closed_forms(name):
-    shape, s = theory.models[name], Fraction(2048)
+@pytest.mark.parametrize("row", published.rows("megatron_sc21_table1"), ids=lambda row: row["params_B"])
+def test_megatron_s_closed_forms(row):
+    shape, s = theory.models[f"megatron-{row['params_B'].removesuffix('.0')}b"], Fraction(2048)
     h, L, V = shape.hidden, shape.layers, shape.vocab
-    model = 72 * L * s * h**2 * (1 + s / (6 * h) + Fraction(V, 12 * h * L))
-    full = 96 * L * s * h**2 * (1 + s / (6 * h) + Fraction(V, 16 * L * h))
-    selective = 72 * L * s * h**2 * (1 + s / (3 * h) + Fraction(V, 12 * h * L))
+    model, full, selective = (
+        factor * L * s * h**2 * (1 + s / (core * h) + Fraction(V, head * h * L))
+        for factor, core, head in ((72, 6, 12), (96, 6, 16), (72, 3, 12))
+    )
     assert s * Fraction(flops.per_token(shape, 2048, "korthikanti")) == model
     assert s * Fraction(flops.hardware_per_token(shape, 2048, "full", "megatron-sc21")) == full
     assert s * Fraction(flops.hardware_per_token(shape, 2048, "selective", "korthikanti")) == selective
 
 
-@pytest.mark.parametrize("name", ["palm-540b", "gpt2", "llama3-8b"])
-def test_palm_s_closed_form(name):
-    shape = theory.models[name]
-    attention = 12 * shape.layers * shape.heads * shape.head_size * 2048
-    assert flops.per_token(shape, 2048, "palm") == 6 * shape.parameters + attention
-    assert flops.per_token(shape, 2048, "parameters") == 6 * shape.parameters == flops.training(shape.parameters, 1)
-
-
-@pytest.mark.parametrize("name", ["llama3-8b", "llama2-70b"])
-def test_nemo_s_closed_form(name):
-    shape = theory.models[name]
-    without = shape.parameters - shape.vocab * shape.hidden
-    assert flops.per_token(shape, 4096, "nemo") == 6 * without + 6 * shape.layers * shape.hidden * 4096
-
-
-@pytest.mark.parametrize("name", ["llama3-8b", "llama3-405b", "gpt2", "mixtral-8x7b"])
-def test_without_a_convention_half_of_the_scores_count(name):
-    shape, seq = theory.models[name], 8192
+@pytest.mark.parametrize("name", ["llama3-8b", "llama2-70b", "palm-540b", "gpt2", "mixtral-8x7b"])
+def test_closed_forms_of_the_other_conventions(name):
+    shape, seq = theory.models[name], 4096
+    scores = shape.layers * shape.heads * shape.head_size * seq
     read_only = shape.embedding_parameters - shape.tied * shape.vocab * shape.hidden
-    rule = 6 * (shape.active_parameters - read_only) + 6 * shape.layers * shape.hidden * seq
-    assert flops.per_token(shape, seq) == flops.per_token(shape, seq, "causal") == pytest.approx(rule, rel=1e-3)
-
-
-def test_a_causal_mask_leaves_half_of_the_score_matrix():
-    full, causal, none = (flops.per_token(LLAMA, seq, kind) for seq, kind in ((64, "full"), (64, "causal"), (0, "full")))
-    assert causal - none == (full - none) / 2 > 0
-
-
-# Utilisation
-
-
-def test_mfu_is_the_model_s_flops_over_what_the_accelerators_could_do():
-    shape, each = theory.models["llama3-8b"], flops.per_token(theory.models["llama3-8b"], 8192)
-    assert flops.mfu(shape, 8192, tokens_per_second=1e5, gpus=8, peak=1e15) == pytest.approx(each * 1e5 / 8e15)
+    every, active = 6 * shape.active_parameters, 6 * (shape.active_parameters - read_only)
+    forms = {"parameters": every, "palm": every + 12 * scores, "torchtitan": active + 12 * scores, "nemo": active + 6 * scores}
+    assert {kind: flops.per_token(shape, seq, kind) for kind in forms} == forms
+    assert flops.training(shape.parameters, 2) == 12 * shape.parameters
+    causal, full, none = (flops.per_token(shape, n, kind) for n, kind in ((seq, "causal"), (seq, "full"), (0, "full")))
+    assert flops.per_token(shape, seq) == causal == pytest.approx(active + 6 * scores, rel=2e-3)  # all but norms and biases
+    assert causal - none == pytest.approx((full - none) / 2)
 
 
 @pytest.mark.parametrize("convention", sorted(flops.CONVENTIONS))
-def test_hfu_is_mfu_without_recomputation_and_never_below_it(convention):
-    given = {"seq": 2048, "tokens_per_second": 1e4, "gpus": 8, "peak": 1e15, "convention": convention}
-    mfu = flops.mfu(GPT, **given)
-    none, selective, full = (flops.hfu(GPT, recompute=kind, **given) for kind in ("none", "selective", "full"))
-    assert none == pytest.approx(mfu)
-    assert mfu <= min(selective, full)
-
-
-def test_full_recomputation_adds_a_forward_of_all_layers_but_not_of_the_head():
-    once, again = (flops.hardware_per_token(GPT, S, kind) for kind in ("none", "full"))
-    headless = replace(GPT, vocab=1)
-    assert again - once == pytest.approx(flops.per_token(headless, S) / 3 - 2 * GPT.hidden)
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_utilisation_is_flops_over_what_the_accelerators_could_do(convention, recompute):
+    core = flops.forward(DENSE, S, flops.CONVENTIONS[convention].attention).core
+    once, plain, fused = (
+        flops.per_token(DENSE, S, convention),
+        *(flops.hardware_per_token(DENSE, S, recompute, convention, flash) for flash in (False, True)),
+    )
+    assert fused - plain == pytest.approx(core / 2)
+    assert plain >= once
+    assert (plain == once) == (recompute == "none" or (recompute == "selective" and not core))
+    run = {"tokens_per_second": 1e4, "gpus": 8, "peak": 1e12, "convention": convention}
+    assert flops.mfu(DENSE, S, **run) == pytest.approx(once * 1e4 / 8e12)
+    assert flops.hfu(DENSE, S, **run, recompute=recompute, flash=True) == pytest.approx(fused * 1e4 / 8e12)
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: flops.per_token(GPT, -1), "seq=-1"),
-        (lambda: flops.per_token(GPT, 8, "palms"), "convention 'palms': did you mean 'palm'"),
-        (lambda: flops.hardware_per_token(GPT, 8, "selectiv"), "recompute='selectiv': did you mean 'selective'"),
-        (lambda: flops.mfu(GPT, 8, -1.0, 8, 1e15), "tokens_per_second=-1.0"),
-        (lambda: flops.mfu(GPT, 8, 1.0, 0, 1e15), "gpus=0"),
-        (lambda: flops.mfu(GPT, 8, 1.0, 8, 0), "peak=0"),
+        (lambda: flops.per_token(DENSE, -1), "seq=-1"),
+        (lambda: flops.per_token(DENSE, 8, "palms"), "convention 'palms': did you mean 'palm'"),
+        (lambda: flops.hardware_per_token(DENSE, 8, "selectiv"), "recompute='selectiv': did you mean 'selective'"),
+        (lambda: flops.mfu(DENSE, 8, -1.0, 8, 1e15), "tokens_per_second=-1.0"),
+        (lambda: flops.mfu(DENSE, 8, 1.0, 0, 1e15), "gpus=0"),
+        (lambda: flops.mfu(DENSE, 8, 1.0, 8, 0), "peak=0"),
         (lambda: flops.training(-1, 1), "parameters=-1"),
     ],
 )
@@ -251,32 +169,7 @@ def test_numbers_and_names_that_cannot_be_are_refused(call, said):
         call()
 
 
-def test_products_are_named_and_sized_as_the_layers_are():
-    shape = ModelShape("tiny", 3, 64, 160, 8, 1000, kv_heads=2)
-    sizes = {p.name: (p.k, p.n, p.count) for p in flops.products(shape, 128)}
-    assert sizes == {
-        "query": (64, 64, 3),
-        "key": (64, 16, 3),
-        "value": (64, 16, 3),
-        "output": (64, 64, 3),
-        "scores": (8, 128, 24),
-        "values": (128, 8, 24),
-        "mlp gate": (64, 160, 3),
-        "mlp up": (64, 160, 3),
-        "mlp down": (160, 64, 3),
-        "head": (64, 1000, 1),
-    }
-
-
-@pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "deepseek-v3", "mixtral-8x7b"])
-def test_products_without_the_core_have_the_active_matrices_weights(name):
-    shape = theory.models[name]
-    weights = sum(p.k * p.n * p.count for p in flops.products(shape, 4096) if p.part != "core")
-    read_only = shape.embedding_parameters - shape.tied * shape.vocab * shape.hidden
-    assert weights <= shape.active_parameters - read_only < 1.001 * weights  # the rest are norms and biases
-
-
-# Bytes that operators move -----------------------------------------------------------------------------------------------
+# One operator ------------------------------------------------------------------------------------------------------------
 
 TABLE, ROWS = torch.ones(1000, 8), torch.tensor([3, 5, 3])  # 32,000 bytes; 24 bytes, for 3 rows of 32 bytes
 LOOKED_UP = 3 * 32 + 24 + 3 * 32  # read, indices read, written
@@ -294,57 +187,10 @@ MOVED = {
     "index_select": (lambda: TABLE.index_select(0, ROWS), LOOKED_UP),
     "gather": (lambda: TABLE.gather(0, ROWS[:, None]), 12 + 24 + 12),
     "take": (lambda: TABLE.take(ROWS), 12 + 24 + 12),
+    "a composition moves bytes as a whole": (lambda: torch.ops.aten.silu_backward(TABLE, TABLE), 3 * 32_000),
+    # Of the corpus only its batch: places drawn, rows cut, made int64.
+    "a batch": (lambda: training.corpus.batch(0, 16, 128, 0, 4), 16 * 8 + (2 * 4 * 129 + 4 * 8) + 9 * 4 * 129),
 }
-
-
-@pytest.mark.parametrize("what", MOVED)
-def test_an_operator_moves_the_bytes_it_touches(what):
-    run, expected = MOVED[what]
-    with WorkCounter() as work:
-        run()
-    assert work.bytes == expected
-
-
-def test_a_batch_of_the_corpus_is_charged_its_own_bytes_and_not_the_corpus():
-    with WorkCounter() as work:
-        training.corpus.batch(0, 16, 128, 0, 4)
-    rows = 4 * 129
-    assert work.bytes == 16 * 8 + (2 * rows + 4 * 8) + 9 * rows  # places drawn, rows cut, made int64
-
-
-def test_a_composition_has_the_flops_of_its_parts_and_moves_bytes_as_a_whole():
-    x, linear = torch.ones(4, 8), nn.Linear(8, 16, bias=False)
-    with torch.inference_mode(), WorkCounter() as work:
-        linear(x)
-    assert (work.flops, work.bytes) == (2 * 4 * 8 * 16, 4 * (4 * 8 + 8 * 16 + 4 * 16))
-    with WorkCounter() as work:
-        torch.ops.aten.silu_backward(x, x)
-    assert (work.flops, work.bytes) == (0, 4 * 3 * 4 * 8)
-
-
-def test_a_fused_function_moves_its_arguments_its_results_and_what_it_changes_but_all_flops_count():
-    def scores_apart(x, y, total):
-        scores = x @ y.T
-        total += scores.exp().sum()
-        return scores.sum(1)
-
-    x, y, total = torch.ones(5, 3), torch.ones(7, 3), torch.zeros(())
-    with WorkCounter() as work, meta.fused(kernels := SimpleNamespace(sum=scores_apart), "sum"):
-        kernels.sum(x, y, total)
-    assert work.bytes == 4 * (x.numel() + y.numel() + 2 + 5)
-    assert work.flops == 2 * 5 * 7 * 3
-    assert kernels.sum is scores_apart
-
-
-def test_a_fused_function_that_does_nothing_moves_nothing():
-    idle, x = SimpleNamespace(run=lambda x: x[2:]), torch.ones(100)
-    with WorkCounter() as work, meta.fused(idle, "run"):
-        idle.run(x)
-    assert work.bytes == 0
-
-
-# Products beside mm ------------------------------------------------------------------------------------------------------
-
 MATRIX, VECTOR = torch.ones(6, 4), torch.ones(4)
 BATCH, OTHER_BATCH = torch.ones(3, 6, 4), torch.ones(3, 4, 5)
 PRODUCTS = {
@@ -355,21 +201,53 @@ PRODUCTS = {
     "addmv in place": (lambda: torch.zeros(6).addmv_(MATRIX, VECTOR), 2 * 6 * 4),
     "a sum of products": (lambda: torch.addbmm(torch.zeros(6, 5), BATCH, OTHER_BATCH), 2 * 3 * 6 * 4 * 5),
     "and in place": (lambda: torch.zeros(6, 5).addbmm_(BATCH, OTHER_BATCH), 2 * 3 * 6 * 4 * 5),
+    "addmm in place": (lambda: torch.zeros(6, 5).addmm_(MATRIX, OTHER_BATCH[0]), 2 * 6 * 4 * 5),
     "baddbmm in place": (lambda: torch.zeros(3, 6, 5).baddbmm_(BATCH, OTHER_BATCH), 2 * 3 * 6 * 4 * 5),
 }
+COUNTED = [(name, "bytes", *case) for name, case in MOVED.items()] + [(name, "flops", *case) for name, case in PRODUCTS.items()]
 
 
-@pytest.mark.parametrize("what", PRODUCTS)
-def test_a_product_of_any_kind_has_its_flops(what):
-    run, expected = PRODUCTS[what]
+@pytest.mark.parametrize(("what", "run", "expected"), [case[1:] for case in COUNTED], ids=[case[0] for case in COUNTED])
+def test_an_operator_has_the_flops_of_its_product_and_moves_the_bytes_it_touches(what, run, expected):
     with WorkCounter() as work:
         run()
-    assert work.flops == expected
+    assert getattr(work, what) == expected
 
 
-def test_a_grouped_product_has_the_flops_of_its_rows_forward_and_backward():
+def test_a_grouped_product_has_the_flops_of_its_rows_or_columns_forward_and_backward():
     rows, ends = torch.ones(6, 16, dtype=torch.bfloat16, requires_grad=True), torch.tensor([2, 5, 6], dtype=torch.int32)
     experts = torch.ones(3, 16, 8, dtype=torch.bfloat16, requires_grad=True)
     with WorkCounter() as work:
         F.grouped_mm(rows, experts, offs=ends).square().sum().backward()
     assert work.flops == 3 * 2 * 6 * 16 * 8
+    with WorkCounter() as work:
+        F.grouped_mm(experts.mT.detach(), torch.ones(6, 16, dtype=torch.bfloat16).T, offs=ends)
+    assert work.flops == 2 * 6 * 16 * 8
+
+
+def test_operators_are_listed_in_order_and_a_composition_stands_for_its_parts():
+    x, linear = torch.ones(3, 4), nn.Linear(4, 5)
+    found = operators(lambda: linear(x).relu_().sum())
+    once = 2 * 3 * 4 * 5, 4 * (5 + 12 + 20 + 15)
+    assert found[0] == ("aten::addmm", ((5,), (3, 4), (4, 5)), *once)
+    assert [(each.name, each.flops, each.bytes) for each in found[1:]] == [("aten::relu_", 0, 120), ("aten::sum", 0, 64)]
+    with torch.inference_mode(), WorkCounter() as work:
+        found = operators(linear, x)
+        linear(x)
+    assert [(each.name, each.flops, each.bytes) for each in found] == [("aten::linear", *once)]
+    assert (work.flops, work.bytes) == (2 * once[0], 2 * once[1])
+
+
+def test_a_fused_function_moves_its_arguments_its_results_and_what_it_changes_but_all_flops_count():
+    def scores_apart(x, y, total):
+        scores = x @ y.T
+        total += scores.exp().sum()
+        return scores.sum(1)
+
+    x, y, total = torch.ones(5, 3), torch.ones(7, 3), torch.zeros(())
+    kernels = SimpleNamespace(sum=scores_apart, idle=lambda x: x[2:])
+    with WorkCounter() as work, meta.fused(kernels, "sum", "idle"):
+        kernels.sum(x, y, total)
+        kernels.idle(x)  # a view: nothing more
+    assert (work.flops, work.bytes) == (2 * 5 * 7 * 3, 4 * (x.numel() + y.numel() + 2 + 5))
+    assert kernels.sum is scores_apart

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from manyranks.theory import Plan, context, memory, models, nd, sharding, tensor
 from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.nd import holds, sends
-from manyranks.theory.published import steps
+from manyranks.theory.published import fit, steps
 from manyranks.theory.tensor import Calls
 from manyranks.training.config import GPTConfig
 from manyranks.training.runnable import check_plan
@@ -251,7 +251,7 @@ def test_what_cannot_be_is_refused_in_words(call, said):
 
 # Twins
 
-ROWS = {row.name: row for row in steps.rows()}
+ROWS = {row.name: row for table in fit.TABLES for row in steps.of(table)}
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -34,21 +34,15 @@ NO_WORK = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS, *NO_WORK])
-def test_what_touches_numbers_is_work_and_what_only_calls_views_or_allocates_is_not(name):
-    assert works(name) == (name not in NO_WORK)
+NCCL = ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "ncclKernel_SendRecv"]
+KINDS = [(PRODUCTS, MATMUL), (OTHERS, OTHER), (NO_WORK, None), (NCCL, COMMUNICATION)]
 
 
-@pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
-def test_work_with_flops_is_matmul(name):
-    assert kind_of(name) == (MATMUL if name in PRODUCTS else OTHER)
-
-
-@pytest.mark.parametrize(
-    "name", ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "ncclKernel_SendRecv"]
-)
-def test_nccl_s_kernels_are_communication(name):
-    assert kind_of(name) == COMMUNICATION
+@pytest.mark.parametrize(("names", "kind"), KINDS, ids=lambda value: value if isinstance(value, str) else None)
+def test_what_touches_numbers_is_work_and_what_only_calls_views_or_allocates_is_not(names, kind):
+    working = [] if kind in (None, COMMUNICATION) else names  # a collective's kernels are no calls of a thread
+    assert [name for name in names if works(name)] == working
+    assert kind is None or {kind_of(name) for name in names} == {kind}
 
 
 # One thread's nested calls
@@ -90,21 +84,12 @@ def test_a_second_belongs_to_the_innermost_call_that_works(steps):
     assert innermost(calls) == second_by_second(calls)
 
 
-def test_an_operator_that_calls_others_has_what_these_leave_and_counts_once():
+def test_an_operator_that_calls_others_counts_once():
     calls = [(0, 10, "aten::embedding_dense_backward"), (1, 4, "aten::zeros"), (2, 3, "aten::zero_"), (5, 6, "aten::empty")]
-    assert innermost(calls) == [
-        ("aten::embedding_dense_backward", 0, 1, False),
-        ("aten::zeros", 1, 2, False),
-        ("aten::zero_", 2, 3, False),
-        ("aten::zeros", 3, 4, True),
-        ("aten::embedding_dense_backward", 4, 10, True),
-    ]
     spans = tuple(kinds.Span(name, OTHER, *rest) for name, *rest in innermost(calls))
-    assert Profile(0, 10, spans, 4).by_name() == {
-        "aten::embedding_dense_backward": (1, 7),
-        "aten::zeros": (1, 2),
-        "aten::zero_": (1, 1),
-    }
+    found = {"aten::embedding_dense_backward": (1, 7), "aten::zeros": (1, 2), "aten::zero_": (1, 1)}
+    assert Profile(0, 10, spans, 4).by_name() == found
+    assert next(iter(Profile(0, 10, spans, 4).by_name())) == "aten::embedding_dense_backward", "the longest is the first"
 
 
 # Kernels of an accelerator's streams
@@ -127,15 +112,9 @@ def test_a_second_belongs_to_the_first_kernel_that_computes_and_else_to_the_firs
         assert [stretch[0] for stretch in found if stretch[1] <= t < stretch[2]] == [kernel[2] for kernel in running[:1]], t
 
 
-def test_of_a_hidden_collective_what_is_left_counts_and_the_parts_are_one_kernel():
+def test_the_parts_of_a_hidden_collective_are_one_kernel():
     kernels = [(0, 10, "ncclDevKernel_AllGather"), (2, 4, "aten::mm"), (3, 6, "aten::mul"), (8, 12, "aten::mm")]
-    assert one_after_another(kernels) == [
-        ("ncclDevKernel_AllGather", 0, 2, False),
-        ("aten::mm", 2, 4, False),
-        ("aten::mul", 4, 6, False),
-        ("ncclDevKernel_AllGather", 6, 8, True),
-        ("aten::mm", 8, 12, False),
-    ]
+    assert [stretch[3] for stretch in one_after_another(kernels)] == [False, False, False, True, False]
 
 
 # The profiler's events

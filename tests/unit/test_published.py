@@ -7,7 +7,7 @@ import pytest
 from manyranks.theory import ModelShape, Plan, clusters, kernels, layer, memory
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import __main__ as printed
-from manyranks.theory.published import conversions, fit, layers, one_gpu, rows, steps
+from manyranks.theory.published import conversions, error_bars, fit, layers, one_gpu, rows, steps
 from manyranks.theory.published.steps import DEEPSEEK, FOUNDRY, KORTHIKANTI, LLAMA3, SC21, TORCHTITAN
 from tests.conftest import ROOT
 
@@ -252,6 +252,20 @@ def test_the_readme_s_figures_are_those_of_the_table():
     assert min(along) > 0  # tokens per second: too fast
     assert (int(rows_said), float(mean)) == (len(PRETRAINING), round(100 * fit.mean_error(PRETRAINING), 1))
     assert 100 * max(abs(row.error()) for row in PRETRAINING) <= int(worst)
+    bridge = {moe: [row for row in of(steps.BRIDGE) if bool(row.shape.experts) is moe] for moe in (False, True)}
+    of_each = "(\\d+) runs of small GPTs .* N % off, (\\d+) dense .* N %, (\\d+) with experts N %, and (\\d+) .* N %\\."
+    pattern = of_each.replace("N", r"([\d.]+)")
+    found = [*re.search(pattern, text).groups()]
+    means = [
+        (rows, sum(abs(row.time_error()) for row in rows) / len(rows))
+        for rows in (of(steps.SMALL), *bridge.values(), of(steps.LAYOUTS))
+    ]
+    assert found == [each for rows, mean in means for each in (str(len(rows)), f"{100 * mean:.1f}")]
+    ended = sum(fits(*run) for run in steps.out_of_memory()), sum(not fits(row.shape, row.plan, row.cluster) for row in ROWS)
+    assert f"out of memory, {ended[0]} are promised to fit; of {len(ROWS)} runs that fitted, {ended[1]} are refused" in text
+    bars = [(row.time_error(), bar) for row, bar in error_bars.without_own_table() if not bar.missing]
+    held = sum(bar.least <= error <= bar.most for error, bar in bars) / len(bars)
+    assert f"these intervals hold {held:.0%} of its runs".replace("%", " %") in text
     said = re.search(r"([\d.]+) % over (\d+) FSDP runs of llm-foundry and ([\d.]+) % over (\d+) of torchtitan", text).groups()
     found = [(f"{100 * fit.mean_error(of(table)):.1f}", str(len(of(table)))) for table in (FOUNDRY, TORCHTITAN)]
     assert said == (*found[0], *found[1])

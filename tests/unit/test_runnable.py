@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 
 from manyranks.theory import Plan
+from manyranks.theory.architecture import LatentAttention
 from manyranks.training.config import GPTConfig
 from manyranks.training.runnable import check_plan
 
 GPT = GPTConfig(layers=4, hidden=32, heads=4, kv_heads=2, seq=32)
 MOE = replace(GPT, experts=4, expert_ffn=32)
+LATENT = replace(GPT, kv_heads=None, latent=LatentAttention(12, 8, 6, 4, 5))
 USUAL = {"seq": 32, "precision": "fp32", "recompute": "none"}
 # What is wrong, and then what is proposed: of the plan, or of the GPT.
 REFUSED: dict[str, tuple[GPTConfig, dict, str, dict]] = {
@@ -56,8 +58,13 @@ REFUSED: dict[str, tuple[GPTConfig, dict, str, dict]] = {
     ),
     "layers": (GPT, {"pp": 8}, "4 layers.*on 8 stages: lower pp=8", {"pp": 4}),
     "virtual": (GPT, {"pp": 4, "virtual": 2}, "4 layers.*on 8 stages: lower pp=4 or virtual=2", {"virtual": 1}),
-    "cut experts": (MOE, {"dp": 2, "tp": 2, "etp": 2}, "etp=2: the small GPT's experts are whole.*say etp=1", {"etp": 1}),
-    "experts on tensor ranks": (MOE, {"tp": 2, "etp": 1, "ep": 2}, "ep=2 does not divide dp·cp = 1", {"ep": 1}),
+    "latent and tp": (LATENT, {"dp": 2, "tp": 2}, "tp=2 with latent attention.*say tp=1, and give its ranks to dp", {"tp": 1}),
+    "latents' way": (
+        LATENT,
+        {"cp": 2, "context": "all-gather"},
+        "latents travel in a ring; say context='ring'",
+        {"context": "ring"},
+    ),
     "no experts": (GPT, {"dp": 2, "ep": 2}, "ep=2: .* has no experts; say ep=1", {"ep": 1}),
     "experts": (MOE, {"dp": 8, "ep": 8}, "ep=8 does not divide the 4 routed experts.*: choose a divisor", {"ep": 4}),
     "ulysses": (GPT, {"cp": 8, "context": "ulysses"}, "cp=8 does not divide a rank's 4 heads.*use context='ring'", {"cp": 4}),
@@ -81,6 +88,11 @@ def test_the_ranks_have_to_be_as_many_as_the_plan_s():
     ):
         check_plan(GPT, Plan(dp=2, tp=2, **USUAL), 3)
     check_plan(GPT, Plan(dp=2, tp=2, **USUAL), 4)
+
+
+@pytest.mark.parametrize("fields", [{"dp": 2, "tp": 2, "etp": 2}, {"tp": 2, "etp": 1, "ep": 2}, {"dp": 4, "etp": 4}], ids=str)
+def test_experts_may_have_axes_of_their_own(fields):
+    check_plan(MOE, Plan(**USUAL | fields))
 
 
 def test_a_plan_of_one_rank_may_name_what_only_several_need():

@@ -22,27 +22,12 @@ def log(monkeypatch):
     return done
 
 
-def test_an_accelerator_is_synchronised_before_each_look_at_the_clock(log):
-    found = timing.seconds(lambda *args, **kwargs: log.append((args, kwargs)), 3, warmup=1, repeats=2, device="cuda:1", power=4)
-    once = ["synchronised cuda:1", "clock", ((3,), {"power": 4}), "synchronised cuda:1", "clock"]
-    assert log == 3 * once
+@pytest.mark.parametrize(("device", "waits"), [("cuda:1", ["synchronised cuda:1"]), ("cpu", [])])
+def test_each_look_at_the_clock_is_after_the_device_has_done_all(log, device, waits):
+    found = timing.seconds(lambda *args, **kwargs: log.append((args, kwargs)), 3, warmup=1, repeats=2, device=device, power=4)
+    assert log == 3 * [*waits, "clock", ((3,), {"power": 4}), *waits, "clock"]
     assert found == timing.Times(all=(1.0, 1.0), warmup=(1.0,))
-
-
-def test_a_cpu_needs_no_synchronising(log):
-    timing.seconds(log.append, "called", warmup=0, repeats=2)
-    assert log == 2 * ["clock", "called", "clock"]
-
-
-def test_each_repetition_counts_and_no_warm_up():
-    times = timing.Times((3.0, 1.0, 2.0, 7.0), (100.0,))
-    assert (times.median, times.least, times.most) == (2.5, 1.0, 7.0)
-
-
-@pytest.mark.parametrize(("repeats", "warmup"), [(0, 2), (-1, 2), (1, -1)])
-def test_so_many_calls_cannot_be(repeats, warmup):
-    with pytest.raises(ValueError, match=f"repeats={repeats}, warmup={warmup}: give one repetition or more"):
-        timing.seconds(pytest.fail, repeats=repeats, warmup=warmup)
+    assert timing.Times((3.0, 1.0, 2.0, 7.0), (100.0,)).median == 2.5
 
 
 # The machine
@@ -72,24 +57,18 @@ def test_a_product_of_m_k_n_is_2mkn_flops(taken):
 
 
 @pytest.mark.parametrize(("size", "times"), [((100, 200, 100), 5), ((1, 2, 3), 1000)])
-def test_small_products_are_timed_many_at_once_and_tiny_ones_not_for_hours(taken, size, times):
-    assert machine.matmul_rate(size) == pytest.approx(2e9)
-    assert [len(calls) for calls, _ in taken] == [1, times]
-
-
-def test_factors_are_random_and_leave_the_caller_s_numbers_alone(taken):
+def test_small_products_are_timed_many_at_once_tiny_ones_not_for_hours_and_the_caller_s_random_numbers_stay(taken, size, times):
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    machine.matmul_rate(8)
+    assert machine.matmul_rate(size) == pytest.approx(2e9)
+    assert [len(calls) for calls, _ in taken] == [1, times]
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_the_peak_is_that_of_the_best_size(monkeypatch):
     monkeypatch.setattr(machine, "matmul_rate", lambda size, dtype, device: {512: 5.0, 1024: 7.0, 2048: 6.0}.get(size, size))
-    assert machine.peak() == 7.0
-    assert machine.peak(sizes=(2048, 512)) == 6.0
-    assert machine.peak(device="cuda") == max(machine.LARGE)
+    assert [machine.peak(), machine.peak(sizes=(2048, 512)), machine.peak(device="cuda")] == [7.0, 6.0, max(machine.LARGE)]
 
 
 @pytest.mark.parametrize("bytes", [4, 1000, 1003])
@@ -97,24 +76,22 @@ def test_bandwidth_counts_what_is_read_and_what_is_written(taken, bytes):
     assert machine.memory_bandwidth(bytes) == 2 * (bytes // 4 * 4) / 0.5
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.5, (3, 4), (3, 4, 0), (3, 4, 5, 6), "512"])
-def test_sizes_that_cannot_be_are_refused(size):
-    with pytest.raises(ValueError, match=r"size=.*: give one whole number, or three, \(m, k, n\), each 1 or more"):
-        machine.matmul_rate(size)
+COUNTS = "give one repetition or more, and 0 warm-up calls or more"
+SIZES = r"size=.*: give one whole number, or three, \(m, k, n\), each 1 or more"
+REFUSED = [
+    *[(timing.seconds, {"repeats": n}, f"repeats={n}, warmup=2: {COUNTS}") for n in (0, -1)],
+    (timing.seconds, {"warmup": -1}, f"repeats=10, warmup=-1: {COUNTS}"),
+    *[(machine.matmul_rate, {"size": size}, SIZES) for size in (0, -1, 2.5, (3, 4), (3, 4, 0), (3, 4, 5, 6), "512")],
+    *[(machine.peak, {"dtype": dtype}, "give a floating-point one") for dtype in ("bfloat16", torch.complex64, torch.int8)],
+    (machine.peak, {"sizes": ()}, r"sizes=\(\): give one size or more"),
+    *[(machine.memory_bandwidth, {"bytes": n}, f"bytes={n!r}: give a whole number from 4 up") for n in (3, 1e6)],
+]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", torch.complex64, torch.int8])
-def test_so_are_dtypes_that_have_no_such_product(dtype):
-    with pytest.raises(ValueError, match=f"dtype={dtype!r}: give a floating-point one of torch, as torch.bfloat16"):
-        machine.peak(dtype)
-
-
-def test_so_are_no_sizes_and_less_than_one_number():
-    with pytest.raises(ValueError, match=r"sizes=\(\): give one size or more"):
-        machine.peak(sizes=())
-    for bytes in (3, 1e6):
-        with pytest.raises(ValueError, match=f"bytes={bytes!r}: give a whole number from 4 up"):
-            machine.memory_bandwidth(bytes)
+@pytest.mark.parametrize(("function", "given", "said"), REFUSED)
+def test_what_cannot_be_timed_is_refused(function, given, said):
+    with pytest.raises(ValueError, match=said):
+        function(*[pytest.fail] * (function is timing.seconds), **given)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

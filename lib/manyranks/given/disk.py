@@ -15,6 +15,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from manyranks.measure.aliases import replaced
+from manyranks.measure.audit import audited
 from manyranks.measure.journal import Stopped
 
 FOLDER = "/checkpoints"
@@ -40,7 +42,7 @@ class Disk:
         self, files: dict[str, bytes], contents: list | None, notes: str, full: bool = False, look: Callable = lambda: None
     ):
         self.steps: list[tuple[str, str, dict[str, tuple[str, int]]]] = []
-        self.opened, self._contents, self._full, self._look = 0, contents, full, look
+        self.opened, self._contents, self._full, self._look, self._ours = 0, contents, full, look, False
         self._home = os.path.join(os.path.dirname(notes), f"disk-{os.getpid()}")
         os.makedirs(self._home, mode=0o700, exist_ok=True)
         self._names = {path: os.path.join(self._home, f"given-{i}") for i, path in enumerate(files)}
@@ -54,9 +56,24 @@ class Disk:
         """Path -> content."""
         found = {}
         for path, place in self._names.items():
-            with io.FileIO(place) as file:
+            with self._opens(), io.FileIO(place) as file:
                 found[path] = file.readall()
         return found
+
+    @contextmanager
+    def _opens(self) -> Iterator[None]:
+        """Inside, real files of this folder may be opened."""
+        before, self._ours = self._ours, True
+        try:
+            yield
+        finally:
+            self._ours = before
+
+    def _heard(self, event: str, args: tuple) -> None:
+        """Raises Stopped where a file is opened by its real name, as with an open() that was kept from before."""
+        named = event == "open" and not self._ours and isinstance(args[0], str | bytes)
+        if named and os.path.realpath(os.fsdecode(args[0])).startswith(self._home):
+            raise Stopped("a file of the check's was opened by its real name", f"files lie in {FOLDER}: use these paths")
 
     @property
     def halfway(self) -> dict[str, bytes]:
@@ -77,20 +94,17 @@ class Disk:
         self._look()
 
     @contextmanager
-    def mounted(self) -> Iterator["Disk"]:
-        """Inside, open() and os reach it."""
-        ours = [(module, "open", self._open_file) for module in (builtins, io)]
-        ours += [(os, name, getattr(self, f"_{name}")) for name in _CALLS.split()]
-        ours += [(os, name, self._reads) for name in _READS.split()]
-        ours += [(os, name, partial(self._refused, name)) for name in _REFUSED.split() if hasattr(os, name)]
-        before = [(module, name, getattr(module, name)) for module, name, _ in ours]
+    def mounted(self, function: Any) -> Iterator["Disk"]:
+        """Inside, open() and os reach it where the learner's function calls them."""
+        ours = {(module, "open"): self._open_file for module in (builtins, io)}
+        ours |= {(os, name): getattr(self, f"_{name}") for name in _CALLS.split()}
+        ours |= {(os, name): self._reads for name in _READS.split()}
+        ours |= {(os, name): partial(self._refused, name) for name in _REFUSED.split() if hasattr(os, name)}
+        stand_ins = {(module, name): partial(one, getattr(module, name)) for (module, name), one in ours.items()}
         try:
-            for (module, name, stand_in), (*_, real) in zip(ours, before, strict=True):
-                setattr(module, name, partial(stand_in, real))
-            yield self
+            with replaced(stand_ins, function), audited(self._heard):
+                yield self
         finally:
-            for one in before:
-                setattr(*one)
             self._note("the end")
 
     # What stands in for open() and os. real: what it stands for
@@ -109,7 +123,8 @@ class Disk:
         """Opens a file of ours. makes: whether it may be new, or emptied."""
         place = self._place(own)
         try:
-            result = call(place)
+            with self._opens():
+                result = call(place)
         except OSError as error:
             error.filename = own
             raise

@@ -6,8 +6,9 @@ B matrices that are cut over tp. Each layer: h = x·G + the mean of all tokens o
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain, combinations
 from random import Random
 from typing import NamedTuple
 
@@ -16,12 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from manyranks import theory
 from manyranks.given import numbers
-from manyranks.measure.prints import size
+from manyranks.measure.prints import Fact, size
 from manyranks.parallel.mesh import AXES, Mesh
 from manyranks.parallel.tensor.cuts import Group
 from manyranks.parallel.tensor.layers import copy_in, reduce_out
 from manyranks.theory.hardware import Link
+from manyranks.theory.plan import Plan
 from manyranks.world.measurement import Measurement, payload
 from manyranks.world.programs import key_of
 from manyranks.world.world import World
@@ -187,13 +190,12 @@ def _like(one: Sick, *words) -> Sick:
     one = one._replace(sizes=dict(random.sample([*one.sizes.items()], len(one.sizes))))
     if one.forgotten:
         stage = random.choice((0, 1))
-        forgotten = Forgotten(random.choice(("dp", "cp")), stage if "pp" in one.sizes else None)
-        return one._replace(forgotten=forgotten)
+        return one._replace(forgotten=Forgotten(random.choice(("dp", "cp")), stage if "pp" in one.sizes else None))
     return one._replace(work=one.work._replace(tokens=random.randint(4, 100), width=random.choice((16, 32, 64))))
 
 
 def mesh_of(sizes: Sizes) -> Mesh:
-    """With its axes in this order."""
+    """In this order."""
     return Mesh(**sizes, order=(*sizes, *(axis for axis in AXES if axis not in sizes)))
 
 
@@ -389,6 +391,32 @@ def drawn_jobs(random: Random) -> Iterator[tuple[str, tuple]]:
     yield _job(FIT, axes | {first: (8, random.uniform(5, 9))}, 8)
 
 
+# Questions about a mesh: what a report calls each of them -> the arguments of the call
+
+
+def ranks_asked(sizes: Sizes) -> Iterator[tuple]:
+    n = math.prod(sizes.values())
+    for rank in range(n) if n < 100 else (0, 1, 9, 1234, 7777, n - 2, n - 1):
+        yield f"the place of rank {rank}", (rank, sizes)
+
+
+def places_asked(sizes: Sizes) -> Iterator[tuple]:
+    """Their axes come in another order each time, and some leave one out."""
+    for i in range(12):
+        at = [(axis, (37 * i + 11 * j) % degree) for j, (axis, degree) in enumerate(sizes.items())]
+        turned = (at[i % len(at) :] + at[: i % len(at)])[:: 1 if i % 2 else -1]
+        at = dict(turned[1:] if i % 3 == 0 else turned)
+        yield f"the rank at {at}", (at, sizes)
+
+
+def axes_asked(sizes: Sizes) -> Iterator[tuple]:
+    """Each axis, each pair of them, in both orders, and all of them; of many ranks one, and one pair."""
+    pairs = [pair if i % 2 else pair[::-1] for i, pair in enumerate(combinations(sizes, 2))]
+    every = [*((axis,) for axis in sizes), *pairs, tuple(sizes)]
+    for axes in every if math.prod(sizes.values()) < 100 else [("tp",), ("cp", "dp")]:
+        yield f"groups(sizes, {axes})", (sizes, axes)
+
+
 def between_nodes(order: Sequence[str], traffic: dict[str, float], sizes: Sizes, node: int) -> float:
     """Bytes that a rank sends from node to node in the learner's order, in the mean over ranks."""
     if isinstance(order, str) or sorted(order) != sorted(sizes):
@@ -396,3 +424,77 @@ def between_nodes(order: Sequence[str], traffic: dict[str, float], sizes: Sizes,
     degrees = [sizes[axis] for axis in order]
     home = torch.arange(math.prod(degrees)).view(degrees) // node
     return sum(traffic[axis] * (home != home.roll(-1, i)).double().mean().item() for i, axis in enumerate(order))
+
+
+def sent_between(order: Sequence[str], run: Run) -> float:
+    """What ranks of a recorded step would send so, in the mean over ranks."""
+    traffic = dict.fromkeys(run.sizes, 0.0)
+    for call in chain(*run.calls):
+        traffic[call.axis] += call.sent / len(run.calls)
+    return between_nodes(order, traffic, run.sizes, run.node)
+
+
+# A plan, judged by the time of its step, as theory.step.estimate has it
+
+_JOB = {"seq": 8192, "batch": 128, "precision": "bf16"}
+BASELINE = Plan(dp=16, pp=8, tp=8, **_JOB)
+_MOST = {  # part of a step -> what to say where it takes most beside computing
+    "bubble": "the bubble takes {:.0%} of the step: the pipeline has {m} micro-batches for {pp} stages. Fewer stages, or more "
+    "of them on a rank (virtual=…)",
+    "tensor": "tensor parallelism's messages take {:.0%} of the step: a smaller tp, and something else in its place, cp or dp",
+    "data": "gradients and parameters take {:.0%} of the step: with {tokens:,} tokens a GPU there is little compute to hide "
+    "them behind. A lower ZeRO stage, fewer dp ranks, or more tp and cp, which cut the model and the tokens of a rank",
+    "context": "context parallelism's messages take {:.0%} of the step: cp · tp inside a node, or a smaller cp",
+}
+
+
+@cache
+def time_of(plan: Plan) -> theory.step.StepTime:
+    return theory.step.estimate(theory.models["llama3-70b"], plan, theory.clusters["h100-dgx"].of(1024))
+
+
+def plan_judged(case: str, given: str, results: Mapping[str, Fact]) -> dict:
+    """What is judged of the plan that has come from a rank; nothing else that has come counts."""
+    plan = Plan(**results["plan"])
+    problem = _problem(plan)
+    return {"problem": problem} if any(problem) else {"problem": problem, "seconds": time_of(plan).seconds, "why": _why(plan)}
+
+
+def _problem(plan: Plan) -> tuple[str, str]:
+    """Why it cannot be, or does not fit, and a hint; empty where it can."""
+    if any(getattr(plan, name) != value for name, value in _JOB.items()):
+        its = ", ".join(f"{name}={getattr(plan, name)!r}" for name in _JOB)
+        return f"the plan has {its}", "the job is given: " + ", ".join(f"{name}={value!r}" for name, value in _JOB.items())
+    shape, cluster = time_of(BASELINE).shape, time_of(BASELINE).cluster
+    try:
+        plan.check(shape, cluster.gpus)
+        time_of(plan)
+    except ValueError as error:
+        return "the plan cannot be", str(error)
+    states, room = theory.memory.model_states(shape, plan), cluster.accelerator.memory
+    if (peak := theory.memory.peak(shape, plan).total) > room:
+        hint = (
+            f"{size(states.total)} are parameters, gradients and the optimizer's states: zero=2, zero=3, more tp or pp make "
+            f"them less; {size(peak - states.total)} are activations: recompute more, or fewer tokens a rank, by more tp or cp"
+        )
+        return f"a GPU needs {size(peak)} and has {size(room)}", hint
+    if states.host > cluster.host_memory:
+        return f"a GPU's states take {size(states.host)} of the host", "offload less: nothing has to leave the GPU here"
+    return "", ""
+
+
+def _why(plan: Plan) -> str:
+    """What to change first."""
+    time, baseline = time_of(plan), time_of(BASELINE)
+    parts = sorted(time.parts.items(), key=lambda one: -one[1])
+    most = next(name for name, _ in parts if name in _MOST)
+    shares = {"m": plan.microbatches, "pp": plan.pp, "tokens": plan.tokens // plan.gpus}
+    cause = _MOST[most].format(time.parts[most] / time.seconds, **shares)
+    if plan.tp > time.cluster.node:
+        cause = f"tp={plan.tp} is larger than a node of 8: its all-reduces leave NVLink. Keep tp inside the node"
+    elif plan.recompute == "full":
+        cause = 'recompute="full" runs each layer\'s forward again, a third of the compute: it is needed only where memory is'
+    slow = "slower than the baseline" if time.seconds > 1.05 * baseline.seconds else "the baseline itself, or just as slow"
+    slow = f"that is {slow}: look at where its time goes, theory.step.estimate(…).parts; "
+    said = ", ".join(f"{name} {part:.3f} s" for name, part in parts if part >= 0.0005)
+    return f"{slow * (time.seconds >= 0.99 * baseline.seconds)}of the step, {said}; {cause}"

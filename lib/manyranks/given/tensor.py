@@ -1,6 +1,8 @@
 """Exercise 06: f and g, so that no task needs another's answer; what one process computes with; the ranks' groups."""
 
-from collections.abc import Sequence
+import gc
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,11 +12,17 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from manyranks.given.numbers import EXACT, seed_of
-from manyranks.measure.journal import Stopped
-from manyranks.measure.watch import Watch
+from manyranks.given.numbers import EXACT, normal, seed_of, whole
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.watch import Watch, gradients
+from manyranks.parallel.recomputation import nodes_of
 
-STRIDED = "not contiguous: "  # a mark
+COLLECTIVES, CONTIGUOUS = "what collectives are given", "contiguous tensors"
+WEIGHTS = "bytes of weights"
+GRAPH = (
+    "a torch.autograd.Function's result comes from apply; detach, no_grad, .data and a new tensor that something was "
+    "copied into lose the graph"
+)
 _INPUTS = {"allgather": 1, "allgather_base": 1, "reduce_scatter_base": 1, "alltoall_base": 1}  # their place among arguments
 
 
@@ -150,14 +158,14 @@ def untouched(tensors: list[Tensor], before: list[Tensor]) -> str:
 
 
 class Made(TorchDispatchMode):
-    """Inside, notes calls whose input is not contiguous: Gloo copies it in silence, NCCL refuses it.
+    """Notes what is made inside, and what collectives are given there: Gloo copies what is not contiguous in silence.
 
-    largest: bytes of the largest tensor that an operator makes; all that a gather fills counts as one.
+    largest: bytes of the largest tensor that an operator makes; all that a gather fills counts as one; collectives: in words.
     """
 
-    def __init__(self, watch: Watch):
+    def __init__(self):
         super().__init__()
-        self.largest, self._watch = 0, watch
+        self.largest, self.collectives = 0, CONTIGUOUS
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         before = {one.untyped_storage()._cdata for one in _leaves((args, kwargs))}
@@ -169,9 +177,207 @@ class Made(TorchDispatchMode):
         if space == "c10d" and name == "allgather":
             self.largest = max(self.largest, sum(one.nbytes for one in _leaves(args[0])))
         if space == "c10d" and not all(one.is_contiguous() for one in _leaves(args[_INPUTS.get(name, len(args)) :][:1])):
-            self._watch.mark(STRIDED + ("all_gather" if "gather" in name else "reduce_scatter"))
+            self.collectives = f"a tensor for {'all_gather' if 'gather' in name else 'reduce_scatter'} that is not contiguous"
         return result
 
 
 def _leaves(values_) -> list[Tensor]:
     return [one for one in tree_leaves(values_) if isinstance(one, Tensor) and one.layout == torch.strided]
+
+
+# What a task is asked: cases of n ranks, and what a rank gets in one
+
+_SHAPES = ((5, 2, 3), (4, 2, 3), (7,))  # the last needs no gradient
+_S, _T, B, _H, _D, UNITS = 5, 7, 2, 24, 4, 7  # units a rank
+_HEADS = {2: ((2, 8, 4), (2, 4, 1)), 3: ((3, 12, 6), (3, 6, 1)), 4: ((4, 8, 2), (2, 8, 4), (2, 4, 1))}
+POSITIONS, WORDS = 9, 61  # of logits
+SHARD, FEATURES, ROWS = 3, 64, 2  # positions a rank, numbers a position, units a rank: few, so that positions show
+
+
+def cases_of_both(summing: bool, n: int) -> tuple[Case, ...]:
+    t, pairs = in_pairs(n)
+    unused = ", one of them not used on one rank" * (not summing)
+    second = (Case(t, f"{pairs}three tensors{unused}", unused=not summing),) if t < n or not summing else ()
+    return Case(n, "three tensors"), *second, Case(n, "one tensor", alone=True)
+
+
+def of_both(summing: bool, case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[Tensor], list[Tensor]]:
+    """Makes tensors, and the gradients of the results that the rank uses; one isn't contiguous.
+
+    Ranks that sum have different tensors and the same gradients; otherwise it's the other way round.
+    """
+    number, r = case.at(rank, n)
+    own = [(seed, number, what, r if what == ("tensor" if summing else "up") else "all") for what in ("tensor", "up")]
+    shapes = _SHAPES[1:2] if case.alone else _SHAPES
+    tensors = [normal(shape, *own[0], i) for i, shape in enumerate(shapes)]
+    if case.alone:
+        return case, tensors, [normal(_SHAPES[1], *own[1])]
+    ups = [normal(_SHAPES[0][::-1], *own[1]).permute(2, 1, 0), normal(_SHAPES[1], *own[1], 1)]
+    return case, tensors, ups[: 1 if case.unused and r == 1 else 2]
+
+
+def cases_of_mlp(n: int) -> tuple[Case, ...]:
+    sizes = ((n, ""), in_pairs(n))
+    return tuple(Case(t, f"{pairs}{UNITS * t} units") for t, pairs in dict.fromkeys(sizes))
+
+
+def of_mlp(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeMLP], Tensor, Tensor]:
+    number, _ = case.at(rank, n)
+    x, up = (normal((_S, B, _H), seed, number, what) for what in ("x", "up"))
+    return case, [made(WholeMLP, (_H, UNITS * case.t), seed, number)], x, up
+
+
+def cases_of_attention(n: int) -> tuple[Case, ...]:
+    """With enough key/value heads, and with some that ranks share; of 4 ranks, these also in two pairs."""
+    pairs = {t: "in two pairs, " * (t < n) for t, _, _ in _HEADS[n]}
+    return tuple(Case(t, f"{pairs[t]}{q} heads, {kv} of keys and values", heads=(q, kv)) for t, q, kv in _HEADS[n])
+
+
+def of_attention(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeAttention], Tensor, Tensor, Tensor]:
+    number, _ = case.at(rank, n)
+    x, memory, up = (normal((k, B, _H), seed, number, i) for i, k in enumerate((_S, _T, _S)))
+    return case, [made(WholeAttention, (_H, _D, *case.heads), seed, number)], x, memory, up
+
+
+def cases_of_loss(n: int) -> tuple[Case, ...]:
+    """Ordinary logits; and such as overflow, of 4 ranks in two pairs."""
+    t, pairs = in_pairs(n)
+    return Case(n, f"V = {WORDS}"), Case(t, f"{pairs}logits near ±900", offset=900.0)
+
+
+def of_loss(case: Case, rank: int, n: int, seed: int) -> tuple[Case, Tensor, Tensor, float]:
+    """A rank's logits; all targets, and the z-loss's factor."""
+    number, r = case.at(rank, n)
+    targets = whole(WORDS, (POSITIONS, B), seed, number)
+    targets[-2:, 0] = targets[0, 1] = -100
+    targets[1:3, 1] = torch.tensor([WORDS - 1, WORDS - 2])  # the last ones of ranks, also of those that have one more
+    whose_SB1 = torch.arange(POSITIONS * B).view(POSITIONS, B, 1) % case.t  # the rank with the largest logits
+    shift_SB1, z = case.offset * (2.0 * (whose_SB1 == r) - 1), (0.05 + seed_of(seed) % 7 / 10) * (1 + (case.offset > 0))
+    mine = len(range(r, WORDS, case.t))
+    return case, normal((POSITIONS, B, mine), seed, "logits", rank) * 3 + shift_SB1, targets, z
+
+
+def cases_of_block(n: int) -> tuple[Case, ...]:
+    """Without dropout on all ranks, with it, with tensors that are not contiguous; of 4, in two pairs."""
+    strided = Case(n, "p = 0, x and the result's gradient not contiguous", strided=True)
+    pairs = (Case(2, "in two pairs, p = 0"),) if n == 4 else ()
+    return Case(n, "p = 0"), Case(n, f"p = {(p := n / 8)}", drops=p), *pairs, strided
+
+
+def of_block(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeBlock], Tensor, Tensor]:
+    """The block, once more where a second one drops nothing; this rank's positions, and the result's gradient."""
+    number, _ = case.at(rank, n)
+    wholes = [made(WholeBlock, (FEATURES, ROWS * case.t), seed, number) for _ in range(2 if case.drops else 1)]
+    return case, wholes, *(_positions(case.strided, seed, rank, what) for what in ("x", "up"))
+
+
+def _positions(strided: bool, *words) -> Tensor:
+    x_sBH = normal((SHARD, B, FEATURES), *words)
+    return x_sBH.transpose(0, 1).contiguous().transpose(0, 1) if strided else x_sBH
+
+
+# What a script does with a module
+
+
+def module_of(kind: Callable, whole: list[nn.Module], watch: Watch, names: tuple[str, ...], *others) -> tuple:
+    """The learner's, with its parameters of these names, and what to report. whole: one, which nobody has afterwards."""
+    watch.mark("__init__")
+    watch.weigh(kind)
+    size_of_whole = sum(p.nbytes for p in whole[0].parameters())
+    module = kind(whole.pop(), *others)
+    gc.collect()  # what stands in a cycle is gone only then
+    watch.weigh(kind, module)
+    if not isinstance(module, nn.Module):
+        raise Stopped(f"the class made {kind_of(module)}", "it is a class derived from nn.Module, given above")
+    own = dict(module.named_parameters())
+    if missing := [name for name in names if name not in own]:
+        has = ", ".join(own) or "none"
+        raise Stopped(f"it has no parameter {missing[0]}; it has {has}", f"its parameters are {', '.join(names)}")
+    if more := [name for name in own if name not in names]:
+        raise Stopped(f"it has a parameter {more[0]} more", f"its parameters are {', '.join(names)}, and no others")
+    found = {f"the parameter {name}": own[name].detach().clone() for name in names}
+    return module, {name: own[name] for name in names}, found | {WEIGHTS: watch.held[-1] - watch.held[-2] + size_of_whole}
+
+
+def result_of(y, like: Tensor) -> Tensor:
+    """The learner's. Raises Stopped where it has another shape, or backward cannot come to it."""
+    if not isinstance(y, Tensor):
+        raise Stopped(f"what forward returned is {kind_of(y)}", "it returns a tensor")
+    if y.shape != like.shape:
+        raise Stopped(
+            f"forward returned {list(y.shape)}; right is {list(like.shape)}",
+            "every rank returns the result in the shape that the text says, whole or its shard",
+        )
+    if not y.requires_grad:
+        raise Stopped("what forward returned has no graph: backward cannot begin", GRAPH)
+    return y
+
+
+def through(
+    module: nn.Module,
+    own: dict[str, Tensor],
+    inputs: dict[str, Tensor],
+    watch: Watch,
+    up: Tensor,
+    others: tuple = (),
+    weighs: bool = False,
+) -> dict:
+    """Forward and backward: what to report of them. others: arguments; weighs: what else has something after forward."""
+    before = [one.detach().clone() for one in inputs.values()]
+    watch.mark("forward")
+    y = result_of(module(*inputs.values(), *others), next(iter(inputs.values())))
+    if weighs:
+        watch.weigh(*weighs, module, *nodes_of([y]))
+    watch.mark("backward")
+    y.backward(up)
+    given = {" and ".join(inputs): untouched([one.detach() for one in inputs.values()], before)}
+    return given | {"the result": y.detach().clone()} | gradients(inputs | own)
+
+
+def _seeds(t: int) -> tuple[int, ...]:
+    """Small ones, where rules like r · t + seed collide, some far from them, and the first one again."""
+    return 7, 8, *range(max(7 - t, 3), 7), 0, 104, 107, 1007, 10_007, 100_007, 7
+
+
+def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch: Watch, t: int, p: float) -> dict:
+    """For `of_dropout`: masks, gradients, and what they'd be; `plain` has the same weights and drops nothing."""
+    seeds, others = _seeds(t), torch.get_rng_state()
+    watch.mark("forward")
+    result = result_of(module(x, seeds[0]), x)
+    watch.mark("backward")
+    result.backward(up)
+    watch.mark("over")
+    got, x.grad = gradients({"x": x} | dict(module.named_parameters())), None
+    without = plain(x, seeds[0])
+    masks = [(result - x).detach(), *((module(x, seed) - x).detach() for seed in seeds[1:])]
+    masks = [mask / (without - x).detach() * (1 - p) for mask in masks]
+    dropped = up * masks[0].round() / (1 - p)
+    without.backward(dropped)
+    must = gradients({"x": x} | dict(plain.named_parameters()))
+    must["the gradient of x"] += up - dropped
+    found = {"random numbers of others": untouched([torch.get_rng_state()], [others]), "dropout": [masks, got, must]}
+    return found | {"the result without dropout": without.detach().clone()}
+
+
+def of_dropout(case, given, found: dict) -> dict:
+    """In the process that judges: what a block's dropout makes of its result, and of gradients."""
+    if "dropout" not in found:
+        return found
+    (masks, got, must), p = found["dropout"], case.drops
+    clear = all(torch.allclose(mask, mask.round().clamp(0, 1), atol=1e-6) for mask in masks)
+    what = "is dropped, or divided by 1 − p" if clear else "is neither dropped nor divided by 1 − p"
+    fits = {f"{name}, with dropout": "fits" if torch.allclose(got[name], must[name]) else "does not fit" for name in must}
+    dropped = [float((mask.abs() < 1e-6).double().mean()) for mask in masks]
+    names = [hashlib.sha256(mask.round().to(torch.int8).numpy().tobytes()).hexdigest()[:12] if clear else "" for mask in masks]
+    seen = {"masks": [*zip(_seeds(case.t), names, dropped, strict=True)], "masks' deviations": _deviations(masks[:-1], p)}
+    return {name: one for name, one in found.items() if name != "dropout"} | {"each element of the sum": what} | fits | seen
+
+
+def _deviations(masks: list[Tensor], p: float) -> list[float]:
+    """Returns how far the dropped elements' number, and the spread of sums along each dimension, are from chance, in σ."""
+    apart_MsBH = p - 1 + torch.stack(masks).round()
+    found = [float(apart_MsBH.sum() / (p * (1 - p) * apart_MsBH.numel()) ** 0.5)]
+    for dim in range(1, 4):
+        spread = apart_MsBH.mean(dim).square().mean() * apart_MsBH.shape[dim] / (p * (1 - p))  # 1 by chance
+        found.append(float((spread - 1) * (apart_MsBH.numel() / apart_MsBH.shape[dim] / 2) ** 0.5))
+    return found

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from manyranks.given.numbers import EXACT, normal, seed_of, whole
-from manyranks.measure.watch import Watch
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.watch import Event, Watch
 
 _SHAPES = {"matrix": (5, 7), "cube": (2, 3, 4), "vector": (11,), "square": (2, 2), "five": (5,), "one": (1,), "number": ()}
 _HIDDEN, _VOCAB, _LENGTH = 47, 49, 3  # no parameter's size is a multiple of 2, 3 or 4, and one is below them
@@ -58,6 +59,18 @@ class Batch(NamedTuple):
         layers[1].uses_shift = self.uses_shift
         logits = (run or nn.Sequential(*layers))(self.tokens)
         return nn.functional.cross_entropy(logits[0, :-1], self.tokens[0, 1:])
+
+
+class Training(NamedTuple):
+    """batches: of each step, those of its backward passes; finishes: whether finish() is called after each."""
+
+    optimizer: str
+    settings: dict
+    batches: tuple[tuple[int, ...], ...]
+    finishes: bool = False
+
+    def __str__(self) -> str:
+        return f"in {len(self.batches)} steps of {self.optimizer}" + ", each of two backward passes" * self.finishes
 
 
 def trained(rank: int, seed: int, batches: int) -> tuple[nn.ModuleList, list[Batch]]:
@@ -151,6 +164,150 @@ def enough(layers: nn.ModuleList, batch: Batch, watch: Watch) -> int:
     activations = watch.held[-1] - watch.held[-2] - loss.nbytes
     shards = sum(padded(p) * (4 if p.requires_grad else 1) for p in layers.parameters()) // dist.get_world_size()
     return shards + activations + 6 * max(sum(map(padded, layer.parameters())) for layer in layers)
+
+
+# What is seen of a learner's optimizer, units and schedule
+
+UNIT = "start", "wait", "free", "reduce"
+BYTES = "storage.resize_ takes bytes, not elements: t.nbytes is what t needs"
+_MARKED = "wait() does nothing where nothing is on its way: a free unit stays free, and the next start() gathers it"
+_SHAPE = (
+    "parameter.data = torch.empty(0) loses the shape, and frees nothing that autograd has saved: leave the parameter as it is, "
+    "and resize the storage below it"
+)
+_OTHERS = (
+    "the module keeps the Parameter objects that it has: put nothing new into it, give parameter.data what it needs; "
+    "others hold these objects, too"
+)
+_SHARDS = (
+    "a shard is what shard(parameter) returns, and learns where its parameter does: "
+    "torch.nn.Parameter(shard(parameter.detach()), requires_grad=parameter.requires_grad)"
+)
+_HOOK = "reduce it in a hook, register_post_accumulate_grad_hook. A lambda in a loop sees its last value: use functools.partial"
+_REST = "finish() sends what has not left, with zeros for None"
+TURN = "gradients leave in the reverse order of `params`, on all ranks: one that's there early waits for those before it"
+
+
+def leaving(events: list[Event], model: nn.Module) -> tuple[str, str]:
+    """Where a gradient first leaves too early, too late or in another's place, and a hint; empty where none does."""
+    turns = [(name, padded(p)) for name, p in model.named_parameters() if p.requires_grad][::-1]
+    place, backward, there, left = "", 0, set(), len(turns)
+    for kind, what, count in events:
+        name, right = turns[left] if left < len(turns) else ("", 0)
+        if place == "backward" and kind in ("gradient", "mark") and name in there:
+            until = f"that of {what} was made" if kind == "gradient" else "backward was over"
+            return f"in backward #{backward}, the gradient of {name} was there, but had not left when {until}", _HOOK
+        if kind == "gradient":
+            there.add(what)
+        elif kind == "mark":
+            if what == "finished" and name:
+                return f"{name} did not leave after backward #{backward}", _REST
+            if what == "backward":
+                backward, there, left = backward + 1, set(), 0
+            place = what
+        elif what == "reduce_scatter":
+            if place == "step":
+                return "something leaves in step()", "what has left is with the shards already: step() reduces nothing"
+            if not name:
+                return f"in backward #{backward}, more left than there are gradients", "each gradient leaves once a backward"
+            if count != right or (place == "backward" and name not in there):
+                why = f"with {right:,}" if count != right else "which was not there"
+                return f"in backward #{backward}, {count:,} bytes left where it was the turn of {name}, {why}", TURN
+            left += 1
+    return "", ""
+
+
+class Noted:
+    """A learner's unit; the watch hears when its methods begin and end. Raises Stopped where too little memory is there."""
+
+    def __init__(self, unit, layer: nn.Module, watch: Watch):
+        self._unit, self._layer, self._watch = unit, layer, watch
+        self.start, self.wait, self.free, self.reduce = (partial(self._call, name) for name in UNIT)
+
+    def _call(self, method: str) -> None:
+        self._watch.mark(method)
+        getattr(self._unit, method)()
+        self._watch.mark("over")
+        for p in self._layer.parameters():
+            if p.is_contiguous() and 0 < (there := p.untyped_storage().nbytes()) < p.nbytes:
+                raise Stopped(f"after {method}(), a parameter of {p.nbytes:,} bytes has a storage of {there:,}", BYTES)
+
+    def is_there(self) -> None:
+        """Raises Stopped where a parameter has no memory, which nobody could read and live."""
+        if any(p.untyped_storage().nbytes() < p.nbytes for p in self._layer.parameters()):
+            raise Stopped("after wait() on a free unit, start() and wait(), the parameters are not there", _MARKED)
+
+
+Before = list[tuple[str, nn.Parameter, torch.Size]]  # the layers' parameters: name, object, shape
+
+
+def unchanged(layers: nn.ModuleList, before: Before) -> None:
+    """Raises Stopped where the layers have other parameters than before, or of other shapes."""
+    if [id(p) for p in layers.parameters()] != [id(p) for _, p, _ in before]:
+        raise Stopped("the modules' parameters are not still the same Parameter objects", _OTHERS)
+    for name, p, shape in before:
+        if p.shape != shape:
+            raise Stopped(f"{name} of shape {list(shape)} has the shape {list(p.shape)} now", _SHAPE)
+
+
+def shards_of(units: list, layers: nn.ModuleList) -> list[nn.Parameter]:
+    """Of all units. Raises Stopped where a layer's are not one Parameter a parameter, as `shard` gives it."""
+    found = []
+    for k, (unit, layer) in enumerate(zip(units, layers, strict=True)):
+        shards, parameters = list(getattr(unit, "shards", ())), list(layer.parameters())
+        if len(shards) != len(parameters):
+            what = f"the unit of layer {k} has {len(shards)} shards; its module has {len(parameters)} parameters"
+            raise Stopped(what, "unit.shards is a list: one Parameter for each of module.parameters(), in their order")
+        for shard, p in zip(shards, parameters, strict=True):
+            right = f"a Parameter of {[-(-p.numel() // dist.get_world_size())]} with requires_grad={p.requires_grad}"
+            is_one = isinstance(shard, nn.Parameter)
+            there = f"a Parameter of {list(shard.shape)} with requires_grad={shard.requires_grad}" if is_one else kind_of(shard)
+            if there != right:
+                raise Stopped(f"unit.shards of layer {k} has {there}; right is {right}", _SHARDS)
+        found += shards
+    return found
+
+
+def misplaced(events: list[Event]) -> list[str]:
+    """What gathers and reduces in the wrong method, and whether start() waits."""
+    place, found = "", set()
+    for kind, what, _ in events:
+        place = what if kind == "mark" else place
+        if (what, place) in (("all_gather", "start"), ("reduce_scatter", "reduce")):
+            continue
+        if what in ("all_gather", "reduce_scatter") or (kind == "wait" and place == "start"):
+            found.add(f"{what or kind} in {place}()")
+    return sorted(found)
+
+
+_OLD = "there from before"
+
+
+def scheduled(events: list[Event], n: int) -> dict:
+    """What is there when a layer computes; how many units at once, at least where there is a next one, and at most."""
+    found, there, step, most, fewest = {}, {}, 1, 0, n
+    marks = (event.what.partition(" ") for event in events if event.kind == "mark")
+    for what, k in ((what, int(number)) for what, _, number in marks if number.isdigit()):
+        if what == "start":
+            there.setdefault(k, "on its way")
+            most = max(most, len(there))
+        elif what == "wait" and there.get(k) == "on its way":
+            there[k] = "there"
+        elif what == "free":
+            there.pop(k, None)
+        elif what == "step":
+            found[f"units at once in step {k}"] = f"{fewest} to {most}"
+            found[f"units still there at the end of step {k}"] = sorted(there)
+            there, step, most, fewest = dict.fromkeys(there, _OLD), k + 1, 0, n
+        elif what in ("forward", "backward"):
+            following = k + 1 if what == "forward" else k - 1
+            for unit in sorted({k, following} & set(range(n))):
+                state = there.get(unit, "not there")
+                found[f"while layer {k} computes in {what} {step}, unit {unit}"] = (
+                    "there" if (unit, state) == (k, _OLD) else state
+                )
+            fewest = min(fewest, len(there)) if 0 <= following < n else fewest
+    return found
 
 
 # What the exercise gives; the notebook shows both classes as they stand here.

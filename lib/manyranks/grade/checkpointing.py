@@ -16,7 +16,7 @@ from manyranks.given import checkpointing as model
 from manyranks.given.checkpointing import HIDDEN, ROWS, Function, Scene, checked
 from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, by, facts, if_done, values
+from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, both, facts, if_done, values
 from manyranks.grade.learner import Ready
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
@@ -67,16 +67,6 @@ def _trains(share: float, what: str, other_x: str = _OTHER_X) -> Judge:
     return judge._replace(verdict=verdict)
 
 
-def _both(one: Judge, other: Judge) -> Judge:
-    """The first one's line, for what both look at."""
-
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        found = one.verdict(trial, right)
-        return other.verdict(trial, right) if found.ok else found
-
-    return one._replace(verdict=verdict, look=lambda seen: one.look(seen) | other.look(seen))
-
-
 def _after(one: Judge, other: Judge) -> Judge:
     """The second, judged where the first is content."""
 
@@ -92,7 +82,7 @@ _KEPT = (
     "nothing; and what backward needs goes into ctx.save_for_backward, not into lists, closures or results"
 )
 _LET_GO = "when backward is over, it is not needed any more: save_for_backward lets it go then, what hangs on ctx is kept"
-_X_ONLY = _both(_holds(0.35, "keeps x and nothing else", "kept", _KEPT), facts(0, "", "gives"))
+_X_ONLY = both(_holds(0.35, "keeps x and nothing else", "kept", _KEPT), facts(0, "", "gives"))
 _ONCE = "forward runs each function once. Each checkpoint runs its own again when backward comes to it, the last one first"
 checkpoint = _Task(
     "checkpoint(function, x)",
@@ -300,7 +290,7 @@ _SHARE = "a share has 1/t of x. Is x still in a closure or on ctx? Is the share 
 _SHARES = _holds(0.3, "keeps shares only", "kept", _SHARE)
 _GATHERS = "forward sends nothing; in backward, one all-gather for each checkpoint, to which each rank gives its share"
 _WHEN = "each checkpoint, the last one first, gathers once and then runs its function again"
-_ROUND = by(
+_ROUND = Judge(
     0.3,
     "makes one all-gather of a share for each checkpoint, in backward",
     _in_group,
@@ -314,7 +304,7 @@ shared_checkpoint = _Task(
         _trains(0.2, "computes and trains as without a checkpoint", _TOGETHER),
         _SHARES,
         _after(_SHARES, _holds(0.1, "lets them go when backward is over", "held after", _LET_GO)),
-        _both(_ROUND, facts(0, "", "sends", _GATHERS)),
+        both(_ROUND, facts(0, "", "sends", _GATHERS)),
         facts(0.1, "gathers and runs a function when backward comes to it", "runs", _WHEN),
     ),
     make=lambda case, rank, n, seed: model.begun(case, seed, rank // 2 if n == 4 else 0),

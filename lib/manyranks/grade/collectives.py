@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manyranks.given.numbers import whole
 from manyranks.grade.check import Task
-from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, by, facts, messages, values
+from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, facts, messages, values
 from manyranks.grade.learner import Ready, plain
 from manyranks.grade.trial import Make, Sent, Trial
 from manyranks.measure.prints import same, size
@@ -155,7 +155,7 @@ def _bytes(whole: bool, chunks: Chunks) -> Judge:
                 return Verdict(False, found, chunks.sent if len(got) == len(must) else "")
         return Verdict(True)
 
-    judge = by(0.25, "sends no more and no less than it must", verdict, lambda seen: {"sent": sent(seen)}, last=True)
+    judge = Judge(0.25, "sends no more and no less than it must", verdict, lambda seen: {"sent": sent(seen)}, last=True)
     return judge._replace(early=lambda trial, right: _other_chunk(trial, right, chunks))
 
 
@@ -263,7 +263,7 @@ ring_all_reduce = _task(
     (Call(_SMALL, "float64"), Call(_LARGE, "float32")),
     _RING,
     Chunks(*["do your ring_reduce_scatter and ring_all_gather pass their own checks?"] * 2, _OF_THE_WHOLE),
-    by(0, "divides by N", _divisions, last=True)._replace(needs=4),
+    Judge(0, "divides by N", _divisions, needs=4, last=True),
     unlike=_OF_THE_WHOLE,
     unexplained="it takes a reduce-scatter, a division by N, and an all-gather: do both rings pass their own checks?",
 )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,11 +10,11 @@ from torch import Tensor
 
 from manyranks.given.context import HIDDEN, LARGE, ORDINARY, Case, Drawn, Helpers, Parts, layouts, parts_of
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, at_most, calls, facts, sent, values
+from manyranks.grade.judges import at_most, by_phase, calls, facts, sent, values
 from manyranks.grade.learner import Ready, error_of
-from manyranks.grade.trial import Seen, Sent, Trial
+from manyranks.grade.trial import Sent
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import Fact, form_of, size
+from manyranks.measure.prints import form_of, size
 from manyranks.measure.watch import Watch, gradient
 
 _CHANGED = "what was changed of what is given"
@@ -206,28 +205,6 @@ ring_forward = _task(
 # Task 4: the ring, backward
 
 
-def _by_phase(judge: Judge) -> Judge:
-    """Judges what is sent in forward and in backward apart."""
-
-    def part(seen: Seen, phase: str) -> Seen:
-        ours = [event.what for event in seen.events if event.kind == "call" or event.what == _BACKWARD]
-        first = ours.index(_BACKWARD) if _BACKWARD in ours else len(ours)
-        return replace(seen, calls=seen.calls[:first] if phase == _FORWARD else seen.calls[first:])
-
-    def look(seen: Seen) -> dict[str, Fact]:
-        return {f"{phase} {k}": v for phase in (_FORWARD, _BACKWARD) for k, v in judge.look(part(seen, phase)).items()}
-
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        for phase in (_FORWARD, _BACKWARD):
-            got, must = ([part(seen, phase) for seen in ranks] for ranks in (trial.seen, right))
-            found = judge.verdict(replace(trial, seen=got), must)
-            if not found.ok:
-                return found if found.firm else found._replace(found=f"in {phase}, {found.found}")
-        return Verdict(True)
-
-    return judge._replace(look=look, verdict=verdict)
-
-
 def _gradients(leaves: list[Tensor]) -> dict[str, Tensor]:
     grads = [gradient(leaf) for leaf in leaves]
     return dict(zip(("the gradient of q", "the gradient of k", "the gradient of v"), grads, strict=True))
@@ -268,7 +245,7 @@ _SAVES = (
 _GO_HOME = sent(0.25, "sends K and V and then their gradients, N − 1 times each", "^(?!recv)", hint=_HOME, instead=_INSTEAD)
 _RETURNED = (
     values(0.45, "the gradients of q, k and v are right", f"gradient|^the result|{_CHANGED}"),
-    _by_phase(_GO_HOME),
+    by_phase(dict.fromkeys((_FORWARD, _BACKWARD), _GO_HOME)),
     _where(0.1),
     _least,
     at_most(0.1, "keeps q, k, v, o and lse for backward", "keeps", _SAVES, 300, "{name} has {got}; right is {right}", size),
@@ -330,7 +307,8 @@ _EXCHANGES = (
     "all-to-alls exchange q, k, v, and the output once, and their gradients once: a rank gets A/N query heads and "
     "max(G, N)/N key/value heads of all tokens"
 )
-_BOTH_WAYS = _by_phase(calls(0.4, "sends by all-to-all, and no more than it must", _all, _EXCHANGES))
+_TO_ALL = calls(0.4, "sends by all-to-all, and no more than it must", _all, _EXCHANGES)
+_BOTH_WAYS = by_phase(dict.fromkeys((_FORWARD, _BACKWARD), _TO_ALL))
 _EXCHANGED = values(0.6, "the result and the gradients of q, k and v are right"), _BOTH_WAYS
 _SHAPED = (
     "cannot be split into|don't multiply up|divisible|shape '.*' is invalid",

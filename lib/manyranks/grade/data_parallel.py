@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from manyranks.given.data_parallel import Batch, Toy, batch, learning
-from manyranks.given.numbers import drawn
+from manyranks.given.numbers import EXACT, drawn
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Right, Verdict, by, calls, facts, held, in_words, values
+from manyranks.grade.judges import Judge, Right, Verdict, calls, facts, held, in_words, values
 from manyranks.grade.learner import NOTHING_GIVEN, arguments, made, refuse_class
 from manyranks.grade.trial import Seen, Sent, Trial
 from manyranks.measure.journal import Stopped, kind_of
@@ -155,11 +155,21 @@ average_in_buckets = _task(
 _LIMITS = ((_FIRST, _CAP), (384, 384 + 48 * 48 * 8), (10**6, 10**6), (1, 1), (_FIRST, 4 * _CAP))
 
 
-def _limits(case: str, rank: int, n: int, seed: int) -> tuple[Toy, list[tuple[int, int]]]:
-    return Toy(0), [*_LIMITS, *[(drawn(seed).randrange(20_000), drawn(seed, 1).randrange(30_000))] * bool(seed)]
+def _limits(case: str, rank: int, n: int, seed: int) -> tuple[nn.Module, list[tuple[int, int]]]:
+    """For the judge parameters of sizes that are drawn, and limits that buckets have exactly: no table has their results."""
+    if not seed:
+        return Toy(0), [*_LIMITS]
+    random, limits = drawn(seed), []
+    tensors = [torch.zeros(random.randint(1, 999), **EXACT) for _ in range(20)]
+    model = nn.ParameterList(nn.Parameter(one, random.random() < 0.8) for one in tensors)
+    sizes = [p.nbytes for p in learning(model).values()][::-1]
+    for _ in range(4):
+        first, end = sorted(random.sample(range(1, len(sizes)), 2))
+        limits.append((sum(sizes[:first]), sum(sizes[first:end])))
+    return model, [*_LIMITS, *limits]
 
 
-def _cut(given: tuple[Toy, list[tuple[int, int]]], function: Callable, watch: Watch) -> dict:
+def _cut(given: tuple[nn.Module, list[tuple[int, int]]], function: Callable, watch: Watch) -> dict:
     model, limits = given
     named, found = dict(model.named_parameters()), {}
     names = {id(p): name for name, p in named.items()}
@@ -307,7 +317,7 @@ def _keeps_little(trial: Trial, right: Right) -> Verdict:
 _WRAPPED = (
     values(0.4, "trains like one process on the whole batch"),
     calls(0.2, "sends each bucket once per step", _by_bucket, "one all-reduce per step for each bucket of `cut`, in its order"),
-    by(0.3, "sends each bucket as soon as it can leave", _leaves_in_time, _order),
+    Judge(0.3, "sends each bucket as soon as it can leave", _leaves_in_time, _order),
     _ROWS_KEPT._replace(verdict=_keeps_little),
 )
 _MEANS = "after finish(), parameter.grad is the mean over the ranks of all that this step's backward passes have added up"

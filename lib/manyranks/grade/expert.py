@@ -66,6 +66,12 @@ def _called(function: Callable, given: dict, more: tuple, form: str, names: tupl
     return copies | _after(given, before)
 
 
+def _script(names: str, form: str, results: tuple[str, ...]) -> Callable:
+    """Calls the function with tensors of these names, and with what comes after them, as it is."""
+    given = names.split()
+    return lambda own, function, watch: _called(function, dict(zip(given, own, strict=False)), own[len(given) :], form, results)
+
+
 def _after(given: dict, before: dict) -> dict:
     """Whether what was given is as it was before, and its gradients, zeros where there are none."""
     changed = [f"{name} was changed in place" for name, one in given.items() if not same(one, before[name])]
@@ -101,11 +107,6 @@ _PAIR = "it returns (experts_KT, gates_KT), two tensors [K, T]: choices come fir
 _OF_PAIR = "experts_KT", "gates_KT"
 
 
-def _route(given: tuple, function: Callable, watch: Watch) -> dict:
-    logits_TE, bias_E, *more = given
-    return _called(function, {"logits_TE": logits_TE, "bias_E": bias_E}, more, _PAIR, _OF_PAIR)
-
-
 def _routed(case: Case, rank: int, n: int, seed: int) -> tuple:
     """What route is called with."""
     logits_TE, bias_E = normal((*case.tokens, case.E), seed, case), 0.4 * normal((case.E,), seed, case, "bias") + case.liked
@@ -115,7 +116,7 @@ def _routed(case: Case, rank: int, n: int, seed: int) -> tuple:
 _LOGITS = "the gates are made of the logits, without detach or no_grad, also in their sum; the bias only chooses"
 _ROUTERS = Case((7,), 12, 3, n=4, limit=2), Case((5,), 8, 2, n=4, limit=2, liked=-1000), Case((6,), 9, 3, n=3, limit=1)
 route = _task(
-    *(3, "route(logits_TE, bias_E, top_k, n, limit)", _route),
+    *(3, "route(logits_TE, bias_E, top_k, n, limit)", _script("logits_TE bias_E", _PAIR, _OF_PAIR)),
     (
         values(0.4, "chooses the right experts", "^experts|given", alone=True),
         facts(0.3, "the gates are right", "^gates|given", "the K chosen experts' scores ÷ their sum, no bias", each_world=True),
@@ -128,15 +129,10 @@ route = _task(
 )
 
 
-def _drop(given: tuple, function: Callable, watch: Watch) -> dict:
-    experts_KT, gates_KT, *more = given
-    return _called(function, {"experts_KT": experts_KT, "gates_KT": gates_KT}, more, _PAIR, _OF_PAIR)
-
-
 _KEPT = "a gate that remains is not changed, and its gradient passes: no detach, no no_grad; the others are 0, and have none"
 _SILENT = silent(0.15, "asks no other rank", "each rank drops for itself: its own tokens are all that it needs to know")
 drop = _task(
-    *(3, "drop(experts_KT, gates_KT, experts, factor)", _drop),
+    *(3, "drop(experts_KT, gates_KT, experts, factor)", _script("experts_KT gates_KT", _PAIR, _OF_PAIR)),
     (
         values(0.55, "drops the right copies", "^experts|given", alone=True),
         facts(0.3, "the gates and their gradients are right", "gates|given", _KEPT, each_world=True),
@@ -271,22 +267,17 @@ def _loads(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Te
     return probabilities_TE, case.mine(rank, seed)[0], 0.5 * normal((case.E,), seed, "bias"), speed
 
 
-def _balance(given: tuple[Tensor, Tensor, Tensor, float], function: Callable, watch: Watch) -> dict:
-    *tensors, speed = given
-    named = dict(zip(("probabilities_TE", "experts_KT", "bias_E"), tensors, strict=True))
-    form = "it returns (loss, bias_E): a tensor with one number, and one of E numbers"
-    return _called(function, named, (speed,), form, ("the loss", "the new bias"))
-
-
 def _numbers(among: list[Sent]) -> list[str]:
     return [f"{call.op} of {call.bytes // getattr(torch, call.dtype or 'int8').itemsize} numbers" for call in among]
 
 
 _ONE_SUM = "one all-reduce of E counts is enough: their sum tells how many tokens there are, and P needs no message"
 _STEP = "bias + speed · (1 − count / mean count), with all ranks' counts: who has too many copies gets a smaller one"
+_LOSS_AND_BIAS = "it returns (loss, bias_E): a tensor with one number, and one of E numbers"
 _E_COUNTS = "all ranks have E counts, 0 for an expert that nobody chose there: bincount(minlength=E)"
 balance = _task(
-    *(3, "balance(probabilities_TE, experts_KT, bias_E, speed)", _balance),
+    *(3, "balance(probabilities_TE, experts_KT, bias_E, speed)"),
+    _script("probabilities_TE experts_KT bias_E", _LOSS_AND_BIAS, ("the loss", "the new bias")),
     (
         values(0.4, "the loss and its gradient are one process's", "the loss|gradient|given"),
         facts(0.3, "the new bias is right, and the same on all ranks", "new bias|given", _STEP, each_world=True),

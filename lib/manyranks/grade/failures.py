@@ -37,11 +37,11 @@ def _saved(given: tuple, function: Callable, watch: Watch) -> dict:
             seconds.append("")
             seconds[0] = error_of(function, _OTHER, [*others])
 
-    with (one := Disk(before, contents, watch.folder)).mounted():
+    with (one := Disk(before, contents, watch.folder)).mounted(function):
         function(PATH, [*new])
     runs = [(one.halfway, newer, {}), ({}, new, {"look": second}), (before, new, {"full": True})]
     for files, parts, more in runs:
-        with (disk := Disk(files, contents, watch.folder, **more)).mounted():
+        with (disk := Disk(files, contents, watch.folder, **more)).mounted(function):
             errors.append(error_of(function, PATH, [*parts]))
         steps.append(disk.steps)
     return {"contents": [each.decode("latin-1") for each in contents], "steps": [one.steps, *steps], "errors": errors + seconds}
@@ -220,7 +220,7 @@ def _newest(given: tuple[dict, dict[str, bytes]], function: Callable, watch: Wat
     manifests, files = given
     disk = Disk(files, None, watch.folder)
     del given, files  # what they held is on the disk only
-    with disk.mounted():
+    with disk.mounted(function):
         found = function(manifests)
     if not (found is None or isinstance(found, str)):
         raise Stopped(f"newest_whole returned {kind_of(found)}", "it returns a checkpoint's name, or None")

@@ -8,6 +8,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from manyranks.grade.learner import FAILED
@@ -23,6 +25,7 @@ DTYPE = "this is another dtype than what is asked for: give a tensor that you ma
 _OWN_THREAD = "dist is called from the thread that the check calls you in, not from one of your own; leave the check as it is"
 _OVERWRITTEN = "until a send is over, leave its tensor as it is, or send a clone, and wait before you use it for something else"
 _COUNT = "these are the right ranks, but not the right number of messages: how many steps does it take?"
+_TOGETHER = "one call for all: put them into one flat row, and cut it again afterwards"
 _SMALL = 4096  # bytes of examples, numbers and counters
 
 Right = list[Seen]  # by rank
@@ -44,7 +47,9 @@ class Verdict(NamedTuple):
 
 
 class Judge(NamedTuple):
-    """One thing that a task's trials are judged by. what: the report's line; share: of the points.
+    """One thing that a task's trials are judged by. share: of the points; what: the report's line.
+
+    Made as such where what to say has to be worked out from what the learner did; else by one of the functions below.
 
     look: what it is about, None where no known mistake shows in it; needs: of the judges before it, how many must be content
     with a trial, for it to be judged; values: whether it judges the values, which count world by
@@ -53,8 +58,8 @@ class Judge(NamedTuple):
     last case shows it best, not the first; early: finds what is wrong in the notes of a run that broke off, "" for nothing.
     """
 
-    what: str
     share: float
+    what: str
     verdict: Callable[[Trial, Right], Verdict]
     look: Look | None = None
     needs: int = 0
@@ -78,7 +83,7 @@ def values(
 
     alone: whether they need no communication; part: see Judge; tells: whether the report says what's right.
     """
-    look = _named(names)
+    look = results(names)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         if rank := next((rank for rank, seen in enumerate(trial.seen, 1) if OVERWROTE in seen.marks()), 0):
@@ -90,7 +95,7 @@ def values(
             return found._replace(hint=WAIT, firm=True)
         return found if not found.ok or alone else _by_communication(trial)
 
-    return Judge(what, share, verdict, look, values=True, part=part)
+    return Judge(share, what, verdict, look, values=True, part=part)
 
 
 def facts(
@@ -103,15 +108,15 @@ def facts(
     needs: int = 0,
 ) -> Judge:
     """Results beside the values are those of the right answer. tolerance: relative, of numbers; needs: see Judge."""
-    look = _named(names)
+    look = results(names)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         return _unequal(trial, right, look, hint, tolerance)
 
-    return Judge(what, share, verdict, look, needs, each_world=each_world)
+    return Judge(share, what, verdict, look, needs, each_world=each_world)
 
 
-def _named(names: str) -> Look:
+def results(names: str) -> Look:
     """The results whose name has the pattern in it."""
     wanted = re.compile(names)
     return lambda seen: {name: value for name, value in seen.results.items() if wanted.search(name)}
@@ -189,7 +194,7 @@ def at_most(
 
     grain: so roughly they are compared with those of known mistakes, where nobody's are exactly alike.
     """
-    look = _named(names)
+    look = results(names)
 
     def roughly(seen: Seen) -> dict[str, Fact]:
         return {name: round(value / grain) if isinstance(value, int | float) else value for name, value in look(seen).items()}
@@ -208,7 +213,7 @@ def at_most(
                     return Verdict(False, _who(trial, rank) + says.format(name=name, got=there, right=here), hint)
         return unclear
 
-    return Judge(what, share, verdict, roughly if grain else look)
+    return Judge(share, what, verdict, roughly if grain else look)
 
 
 def as_bytes(count: float) -> str:
@@ -236,19 +241,26 @@ def apart(there: str, here: str, got: float, right: float) -> tuple[str, str]:
 
 
 def sent(
-    share: float, what: str, ops: str = "", hint: str = "", instead: dict[str, str] | None = None, groups: bool = False
+    share: float,
+    what: str,
+    ops: str = "",
+    hint: str = "",
+    instead: dict[str, str] | None = None,
+    groups: bool = False,
+    alike: Callable[[list[tuple[str, int, str]]], list[tuple[str, int, str]]] = list,
 ) -> Judge:
     """The ranks' calls are those of the right answer: operation, bytes, whom they reach. ops: a pattern, of those that count.
 
-    hint: where no mistake explains them; instead: operation that the right answer does not call -> what to say of it; groups:
-    whether it counts which ranks a collective reaches, not only how many.
+    hint: where no mistake explains them; instead: operation that the right answer does not call -> what to say of it, "" for
+    none at all; groups: whether it counts which ranks a collective reaches, not only how many; alike: turns two ways that are
+    both right into one.
     """
     wanted = re.compile(ops)
 
     def calls(seen: Seen) -> list[tuple[str, int, str]]:
         among = [call for call in seen.calls if len(call.ranks) > 1 and wanted.search(call.op)]  # one alone sends nothing
         found = [(call.op, call.bytes, _whom(call, groups)) for call in among]
-        return sorted(found)
+        return sorted(alike(found))
 
     def look(seen: Seen) -> dict[str, Fact]:
         return {"calls": [list(call) for call in calls(seen)]}
@@ -261,7 +273,7 @@ def sent(
 
         return _all_waited(trial, _first(trial, right, wrong))
 
-    return Judge(what, share, verdict, look)
+    return Judge(share, what, verdict, look)
 
 
 def _all_waited(trial: Trial, found: Verdict) -> Verdict:
@@ -275,7 +287,7 @@ def _all_waited(trial: Trial, found: Verdict) -> Verdict:
 def _whom(call: Sent, groups: bool) -> str:
     if call.op in ("send", "recv"):
         return f"{'to' if call.op == 'send' else 'from'} rank {call.peer}"
-    return f"among ranks {sorted(call.ranks)}" if groups else f"among {len(call.ranks)} ranks"
+    return f"among ranks {listed([str(rank) for rank in sorted(call.ranks)])}" if groups else f"among {len(call.ranks)} ranks"
 
 
 def calls_in_words(got: list[tuple], must: list[tuple]) -> str:
@@ -297,13 +309,13 @@ def _why_calls(trial: Trial, got: list[tuple], must: list[tuple], instead: dict[
     if found := next((instead[op] for op, *_ in got if op not in right and op in instead), ""):
         return found
     if not got:
-        return NOTHING
+        return instead.get("", NOTHING)
     if trial.unwaited:
         return WAIT
     total, needed = (sum(call[1] for call in calls) for calls in (got, must))
     if 2 * total == needed and len(got) == len(must):
         return "float64 is sent as float64, and this had half the bytes"
-    return ""
+    return _TOGETHER if total == needed and len(got) > len(must) else ""
 
 
 def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | None = None, hint: str = "") -> Judge:
@@ -326,7 +338,7 @@ def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | No
     def verdict(trial: Trial, right: Right) -> Verdict:
         return _all_waited(trial, _first(trial, right, wrong))
 
-    return Judge(what, share, verdict, look)
+    return Judge(share, what, verdict, look)
 
 
 def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> Judge:
@@ -356,7 +368,7 @@ def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> 
         found = _other_ranks(trial, right, in_order)
         return f"{found}: {hint}" if found else ""
 
-    return Judge(what, share, verdict, look, early=early)
+    return Judge(share, what, verdict, look, early=early)
 
 
 def _other_ranks(trial: Trial, right: Right, in_order: bool) -> str:
@@ -420,7 +432,7 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
 
         return _first(trial, right, wrong)
 
-    return Judge(what, share, verdict, look)
+    return Judge(share, what, verdict, look)
 
 
 def _steps(count: int) -> int:
@@ -437,7 +449,7 @@ def silent(share: float, what: str, hint: str = "this takes no communication: ea
                 return Verdict(False, f"rank {rank} called {seen.calls[0].op}", hint)
         return Verdict(True)
 
-    return Judge(what, share, verdict, lambda seen: {"ops": sorted({call.op for call in seen.calls})})
+    return Judge(share, what, verdict, lambda seen: {"ops": sorted({call.op for call in seen.calls})})
 
 
 def little(share: float, what: str, hint: str) -> Judge:
@@ -454,16 +466,43 @@ def little(share: float, what: str, hint: str) -> Judge:
             return Verdict(False, f"the ranks made {len(got)} calls together; {len(ours)} are enough", hint)
         return Verdict(True)
 
-    return Judge(what, share, verdict, lambda seen: {"bytes": sum(of([seen]))}, needs=1)
+    return Judge(share, what, verdict, lambda seen: {"bytes": sum(of([seen]))}, needs=1)
 
 
-def by(
-    share: float,
-    what: str,
-    verdict: Callable[[Trial, Right], Verdict],
-    look: Look | None = None,
-    each_world: bool = False,
-    last: bool = False,
-) -> Judge:
-    """A judge of a task's own, where what to say has to be worked out from what the learner did."""
-    return Judge(what, share, verdict, look, each_world=each_world, last=last)
+def by_phase(judges: dict[str, Judge]) -> Judge:
+    """Judges what is sent in each phase apart. A phase begins where the script marks its name, the first one at once.
+
+    What is sent after a mark "over" counts for none of them.
+    """
+
+    def parts(seen: Seen) -> dict[str, Seen]:
+        found, phase, sent = {name: [] for name in (*judges, "over")}, next(iter(judges)), iter(seen.calls)
+        for event in seen.events:
+            if event.kind == "mark" and event.what in found:
+                phase = event.what
+            elif event.kind == "call":
+                found[phase] += islice(sent, 1)
+        return {phase: replace(seen, calls=found[phase]) for phase in judges}
+
+    def look(seen: Seen) -> dict[str, Fact]:
+        return {f"{phase} {k}": v for phase, its in parts(seen).items() for k, v in judges[phase].look(its).items()}
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        got, must = ([parts(one) for one in ranks] for ranks in (trial.seen, right))
+        for phase, judge in judges.items():
+            found = judge.verdict(replace(trial, seen=[one[phase] for one in got]), [one[phase] for one in must])
+            if not found.ok:
+                return found if found.firm else found._replace(found=f"in {phase}, {found.found}")
+        return Verdict(True)
+
+    return next(iter(judges.values()))._replace(look=look, verdict=verdict)
+
+
+def both(one: Judge, other: Judge) -> Judge:
+    """The first one's line, for what both look at."""
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        found = one.verdict(trial, right)
+        return other.verdict(trial, right) if found.ok else found
+
+    return one._replace(verdict=verdict, look=lambda seen: one.look(seen) | other.look(seen))

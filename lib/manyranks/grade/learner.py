@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from manyranks.measure.audit import audited
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.place import machinery
 from manyranks.measure.watch import Watch
@@ -35,10 +36,12 @@ _CALLS = tuple(f"torch.distributed.{name}" for name in ("distributed_c10d", "c10
 _TOGETHER = tuple(f"torch.distributed.distributed_c10d.{name}" for name in ("all_reduce_coalesced", "_coalescing_manager"))
 _C10D = "torch._C._distributed_c10d"
 _OF_C10D = "done exception get_future is_completed is_success name rank result size synchronize then value wait"
+_LOOKS = ("gc.get_objects", "gc.get_referents", "gc.get_referrers")  # these find what closures and frames hide
+_LEAVE = "leave the check as it is"
 # What watches the answer, and is called in the middle of it.
 _WATCHES = (
     *("manyranks.grade.learner", "manyranks.grade.absent._display", "manyranks.lazy"),  # an import is no call
-    *(f"manyranks.measure.{name}" for name in ("calls", "ends", "journal", "memory", "operators", "place", "watch")),
+    *(f"manyranks.measure.{name}" for name in ("audit", "calls", "ends", "journal", "memory", "operators", "place", "watch")),
     "manyranks.world",
 )
 YOURSELF = "write it yourself: the text above says all that it needs"
@@ -87,24 +90,35 @@ def refused(ready: Ready) -> Iterator[Callable[[str], str]]:
             caller = _past(frame.f_back)
             name = _as_called(frame, ready) if _is_theirs(caller) else ""
         elif event == "c_call" and argument is sys.setprofile:
-            name, hint = "sys.setprofile", "leave the check as it is"
+            name, hint = "sys.setprofile", _LEAVE
         elif event == "c_call" and str(getattr(argument, "__module__", None)) == _C10D:
             name = f"{_C10D}.{argument.__name__}" if argument.__name__ not in _OF_C10D.split() else ""
         if name and _is_theirs(caller):
-            line = TracebackType(None, caller, caller.f_lasti, caller.f_lineno)
-            called.append(Stopped(f"{name} is not allowed", hint).with_traceback(line))
+            refuse(name, hint, caller)
+
+    def refuse(name: str, hint: str, caller: FrameType) -> None:
+        line = TracebackType(None, caller, caller.f_lasti, caller.f_lineno)
+        called.append(Stopped(f"{name} is not allowed", hint).with_traceback(line))
+
+    def hear(event: str, _: tuple) -> None:
+        if event in _LOOKS and not called and _is_theirs(caller := sys._getframe(2)):  # past the hook that tells
+            refuse(event, _LEAVE, caller)
 
     def still_watched(word: str) -> str:
         if called:
             return ""
         exec("def ready(): pass", names := {"__name__": f"{_LIBRARY}.{word}"})
-        eval(compile("ready()", "<cell 0>", "eval"), {"__name__": "__main__", "ready": names["ready"]})
-        return called.pop().what if called else ""
+        found = []
+        for call, known in (("ready()", names), ("audit(looks)", {"audit": sys.audit, "looks": _LOOKS[0]})):
+            eval(compile(call, "<cell 0>", "eval"), {**known, "__name__": "__main__"})
+            found.append(called.pop().what if called else "")
+        return found[0] if all(found) else ""
 
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        yield still_watched
+        with audited(hear):
+            yield still_watched
         if sys.getprofile() is not note:  # a recursion without end takes it away, and a signal can; their own except hides it
             hint = "don't recurse without end, handle signals or set a profiler"
             called.append(Stopped("the check's call watcher was removed", hint))

@@ -1,40 +1,27 @@
 """Checks of exercise 10_nd_parallel. Meshes have any axes in any order; gradients are averaged on worlds of 6 and 8 ranks.
 
 What is judged of an order of axes is the bytes that it sends from node to node. Sick clusters are steps that ran on real
-ranks, with the times of a virtual clock: learners have the first one of each kind. Task 6, the plan, is nd_plan.py.
+ranks, with the times of a virtual clock: learners have the first one of each kind.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from itertools import combinations
+from dataclasses import fields
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from manyranks.given.nd import (
-    COMPETE,
-    COMPUTES,
-    FIT,
-    SENDS,
-    Run,
-    Sizes,
-    Weight,
-    between_nodes,
-    drawn_jobs,
-    drawn_meshes,
-    jobs,
-    mesh_of,
-    recorded,
-    sick,
-)
+from manyranks.given import nd as given
+from manyranks.given.nd import Plan, Run, Sizes, Weight, sick
 from manyranks.given.numbers import normal, uneven
-from manyranks.grade import nd_plan, trial
+from manyranks.grade import trial
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, as_bytes, at_most, facts, sent, values
-from manyranks.grade.learner import limited, noted, whole
+from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, facts, sent, values
+from manyranks.grade.learner import Ready, limited, noted, whole
+from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import ALL_MAKE_ALL, Watch, groups_compared
 
@@ -76,8 +63,7 @@ def _task(
     return Task(_EXERCISE, call, points, run, judge, cases, (1,), part=True, **{"advice": _ADVICE} | more)
 
 
-def _number(value) -> int:
-    return whole(value, "a number of what is returned", "a whole number is asked for")
+_number = partial(whole, what="a number of what is returned", form="a whole number is asked for")
 
 
 def _rows(groups) -> list[list[int]]:
@@ -92,31 +78,13 @@ _MESHES = {"pp": 2, "dp": 3, "tp": 4}, {"cp": 3, "dp": 2, "tp": 4, "pp": 1}, {"d
 _OTHERS = {"dp": 3, "pp": 2, "tp": 4}, {"tp": 2, "cp": 3, "pp": 1, "dp": 2}, {"pp": 16, "cp": 4, "dp": 32, "tp": 8}
 
 
-def _on(meshes: Iterable[Sizes], questions: Callable[[Sizes], Iterator[tuple]]) -> tuple[Exam, ...]:
-    return tuple(Exam(f"with sizes = {sizes}", dict(questions(sizes))) for sizes in meshes)
+def _on(meshes: Iterable[Sizes], questions: Callable[[Sizes], Iterator[tuple]]) -> dict:
+    """Cases on these meshes, and on those that the judge draws."""
 
+    def exams(meshes: Iterable[Sizes]) -> list[Exam]:
+        return [Exam(f"with sizes = {sizes}", dict(questions(sizes))) for sizes in meshes]
 
-def _ranks(sizes: Sizes) -> Iterator[tuple]:
-    n = math.prod(sizes.values())
-    for rank in range(n) if n < 100 else (0, 1, 9, 1234, 7777, n - 2, n - 1):
-        yield f"the place of rank {rank}", (rank, sizes)
-
-
-def _places(sizes: Sizes) -> Iterator[tuple]:
-    """Their axes come in another order each time, and some leave one out."""
-    for i in range(12):
-        at = [(axis, (37 * i + 11 * j) % degree) for j, (axis, degree) in enumerate(sizes.items())]
-        turned = (at[i % len(at) :] + at[: i % len(at)])[:: 1 if i % 2 else -1]
-        at = dict(turned[1:] if i % 3 == 0 else turned)
-        yield f"the rank at {at}", (at, sizes)
-
-
-def _axes(sizes: Sizes) -> Iterator[tuple]:
-    """Each axis, each pair of them, in both orders, and all of them; of many ranks one, and one pair."""
-    pairs = [pair if i % 2 else pair[::-1] for i, pair in enumerate(combinations(sizes, 2))]
-    every = [*((axis,) for axis in sizes), *pairs, tuple(sizes)]
-    for axes in every if math.prod(sizes.values()) < 100 else [("tp",), ("cp", "dp")]:
-        yield f"groups(sizes, {axes})", (sizes, axes)
+    return {"cases": exams(meshes), "more": lambda random: exams(given.drawn_meshes(random))}
 
 
 def _groups(name: str, found, *question) -> dict:
@@ -132,8 +100,7 @@ coordinates = _task(
     lambda name, at, rank, sizes: {name: {axis: _number(at[axis]) for axis in {**sizes, **at}}},
     "it returns a dict with a whole number for each axis of sizes",
     (values(1.0, "each rank's coordinates are right", alone=True),),
-    _on(_MESHES, _ranks),
-    more=lambda random: _on(drawn_meshes(random), _ranks),
+    **_on(_MESHES, given.ranks_asked),
     endless="a coordinate takes one division for each axis, and no search through the ranks",
     unexplained="begin inside: coordinate and rest of the last axis are divmod(rank, degree), the rest goes on to the axis "
     "before it",
@@ -144,8 +111,7 @@ rank_of = _task(
     lambda name, rank, *question: {name: _number(rank)},
     "it returns one whole number",
     (values(1.0, "each place's rank is right", alone=True),),
-    _on(_MESHES, _places),
-    more=lambda random: _on(drawn_meshes(random), _places),
+    **_on(_MESHES, given.places_asked),
     endless="a rank takes one product for each axis, and no search through the ranks",
     unexplained="rank = ((a·B + b)·C + c)·D + d for the coordinates a, b, c, d, and degrees of which B is b's",
     advice=((r"KeyError: '", "an axis that coordinates leaves out counts as 0: coordinates.get(axis, 0)"), *_ADVICE),
@@ -159,8 +125,7 @@ groups = _task(
         values(0.6, "all groups of one axis, each once", r",\)\)$", alone=True),
         values(0.4, "all groups of several axes at once", "', '", alone=True),
     ),
-    _on(_OTHERS, _axes),
-    more=lambda random: _on(drawn_meshes(random), _axes),
+    **_on(_OTHERS, given.axes_asked),
     endless="16,384 ranks take too long: each rank with each other one is 268 million comparisons. Find each group's ranks by "
     "their coordinates, in one pass over the ranks",
     unexplained="ranks that have the same coordinates in all axes but those asked for are one group",
@@ -173,7 +138,7 @@ _KINDS = (("cut", (4, 3)), ("whole", (5,)), ("partial", (2, 3)), ("cut", (2, 2, 
 
 
 def _gradients(sizes: Sizes, rank: int, n: int, seed: int) -> tuple[Sizes, list[Tensor]]:
-    alike = mesh_of(sizes).group("tp", rank)[0]  # what is whole is so on all tp ranks
+    alike = given.mesh_of(sizes).group("tp", rank)[0]  # what is whole is so on all tp ranks
     return sizes, [normal(shape, seed, i, alike if kind == "whole" else rank) for i, (kind, shape) in enumerate(_KINDS)]
 
 
@@ -183,7 +148,7 @@ def _average(given: tuple[Sizes, list[Tensor]], function: Callable, watch: Watch
     for (parameter, _), gradient in zip(weights, gradients, strict=True):
         parameter.grad = gradient
     before = [parameter.detach().clone() for parameter, _ in weights]
-    with groups_compared() as made:
+    with groups_compared(function) as made:
         function(dict(sizes), list(weights))
     found = {"the list of groups that were made": sorted(made)}
     with noted(watch, key, "average(sizes, weights)", first=False):
@@ -227,70 +192,113 @@ average = Task(
 # Task 5
 
 _ORDER = "an order has each axis of sizes once, the outermost first; an axis of degree 1 stands in it, too"
-_SENDS = {
-    "hint": "try all orders: of each axis, the share of ranks whose next one in the ring is on another node, times its bytes; "
-    "that with the smallest sum",
-    "says": "{name}, a rank sends {got} from node to node in your order; {right} are enough",
-    "unit": as_bytes,
-}
+_SMALLEST = (
+    "try all orders: of each axis, the share of ranks whose next one in the ring is on another node, times its bytes; that "
+    "with the smallest sum"
+)
+_MORE = "{name}, a rank sends {got} from node to node in your order; {right} are enough"
+
+
+def _least(what: str, names: str) -> Judge:
+    return at_most(0.5, what, names, _SMALLEST, says=_MORE, unit=as_bytes)._replace(each_world=True)
+
+
 place = _task(
     3,
     "place(traffic, sizes, node)",
-    lambda name, order, *question: {name: [*map(str, order)] if between_nodes(order, *question) >= 0 else ""},
+    lambda name, order, *question: {name: [*map(str, order)] if given.between_nodes(order, *question) >= 0 else ""},
     _ORDER,
     (
-        at_most(0.5, "sends fewest bytes from node to node where axes fit into one", FIT, **_SENDS)._replace(each_world=True),
-        at_most(0.5, "and where they compete for one", COMPETE, **_SENDS)._replace(each_world=True),
+        _least("sends fewest bytes from node to node where axes fit into one", given.FIT),
+        _least("and where they compete for one", given.COMPETE),
     ),
-    (Exam("in one of 8 jobs", dict(jobs())),),
-    more=lambda random: [Exam("in other jobs", dict(drawn_jobs(random)))],
-    then=lambda exam, given, results: {name: between_nodes(order, *exam.questions[name]) for name, order in results.items()},
+    (Exam("in one of 8 jobs", dict(given.jobs())),),
+    more=lambda random: [Exam("in other jobs", dict(given.drawn_jobs(random)))],
+    then=lambda exam, _, orders: {name: given.between_nodes(one, *exam.questions[name]) for name, one in orders.items()},
     endless="there are 24 orders of 4 axes, and at most 256 ranks: that is soon counted",
 )
 
-plan = nd_plan.plan  # task 6
+# Task 6
+
+
+def _plan(case: str, function: Callable, watch: Watch) -> dict:
+    if not isinstance(plan := function(), Plan):
+        form = "it returns a plan: return theory.Plan(dp=…, pp=…, cp=…, tp=…, seq=8192, batch=128, …)"
+        raise Stopped(f"plan() returned {kind_of(plan)}", form)
+    return {"plan": {field.name: getattr(plan, field.name) for field in fields(Plan)}}
+
+
+def _within(what: str, most: Callable[[float], float]) -> Judge:
+    """most: seconds, by those of the best plan."""
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        seen, limit = trial.seen[0].results, most(right[0].results["seconds"])
+        found = f"a step takes {seen['seconds']:.3f} s; {limit:.3f} s are asked for"
+        return Verdict(True) if seen["seconds"] <= limit else Verdict(False, found, seen["why"])
+
+    return Judge(0.25, what, verdict, needs=1, each_world=True)
+
+
+def _fits(trial: Trial, right: Right) -> Verdict:
+    found, hint = trial.seen[0].results.get("problem", ("what came back is no plan", ""))
+    return Verdict(not found, found, hint)
+
+
+plan = Task(
+    _EXERCISE,
+    "plan()",
+    4,
+    _plan,
+    (
+        Judge(0.25, "the plan is possible, and fits into memory", _fits, each_world=True),
+        _within("is 1.25 times as fast as the baseline", lambda best: given.time_of(given.BASELINE).seconds / 1.25),
+        _within("is 1.6 times as fast as the baseline", lambda best: given.time_of(given.BASELINE).seconds / 1.6),
+        _within("is within 3% of the best that the planner finds", lambda best: 1.03 * best),
+    ),
+    cases=("llama3-70b on 1,024 GPUs",),
+    worlds=(1,),
+    then=given.plan_judged,
+    part=True,
+    ready=Ready(
+        given=tuple(f"manyranks.theory.{name}" for name in ("plan", "cluster", "hardware", "shapes")),
+        hint="the answer is one plan, written down: search in a cell of your own, delete that cell, and return what you found, "
+        "theory.Plan(dp=…, pp=…, …)",
+    ),
+    advice=(
+        (r"ValueError: ", "a Plan says what cannot be, and what can"),
+        (r"unexpected keyword argument", "help(theory.Plan) names its fields"),
+    ),
+)
 
 # Tasks 7 to 9
 
 
-def _clusters(kind: str) -> Callable[[int], tuple[Exam]]:
+def _clusters(kind: str, n: int) -> tuple[Exam]:
     """One case of all clusters of a kind, of the judge's own for the judge: who knows only the first has no points."""
+    questions = {}
+    for i, run in enumerate(given.recorded(trial.seed)[kind], 1):
+        axes = ", ".join(f"{axis} {degree}" for axis, degree in run.sizes.items())
+        whose = "another cluster" if i > 1 or trial.seed else "the cluster that you have"
+        questions[f"{whose} ({i}: {axes}; nodes of {run.node})"] = (run,)
+    return (Exam(f"of {len(questions)} clusters", questions),)
 
-    def cases(n: int) -> tuple[Exam]:
-        questions = {}
-        for i, run in enumerate(recorded(trial.seed)[kind], 1):
-            axes = ", ".join(f"{axis} {degree}" for axis, degree in run.sizes.items())
-            whose = "another cluster" if i > 1 or trial.seed else "the cluster that you have"
-            questions[f"{whose} ({i}: {axes}; nodes of {run.node})"] = (run,)
-        return (Exam(f"of {len(questions)} clusters", questions),)
 
-    return cases
+_AXIS = {"dp": "dp", "pp": "pp", "cp": "cp", "tp": "tp", None: "none"}
 
 
 def _mended(name: str, answer, run: Run) -> dict:
     axis, order = answer
-    return {f"{name}: the axis": _axis(axis), name: list(order) if _between(order, run) >= 0 else ""}
-
-
-def _between(order: Sequence[str], run: Run) -> float:
-    traffic = dict.fromkeys(run.sizes, 0.0)
-    for call in (call for calls in run.calls for call in calls):
-        traffic[call.axis] += call.sent / len(run.calls)
-    return between_nodes(order, traffic, run.sizes, run.node)
-
-
-def _axis(axis) -> str:
-    return {"dp": "dp", "pp": "pp", "cp": "cp", "tp": "tp", None: "none"}[axis]
+    return {f"{name}: the axis": _AXIS[axis], name: list(order) if given.sent_between(order, run) >= 0 else ""}
 
 
 def _grouped(name: str, answer, run: Run) -> dict:
     axis, groups = answer
-    return {f"{name}: the axis": _axis(axis), f"{name}: the list of groups": _rows(groups)}
+    return {f"{name}: the axis": _AXIS[axis], f"{name}: the list of groups": _rows(groups)}
 
 
 def _slow(name: str, answer, run: Run) -> dict:
     rank, cause = answer
-    if cause not in (COMPUTES, SENDS):
+    if cause not in (given.COMPUTES, given.SENDS):
         raise ValueError("not a cause")
     return {f"{name}: the rank": _number(rank), f"{name}: the cause": cause}
 
@@ -303,10 +311,12 @@ misplaced = _task(
     f"it returns a pair: the name of an axis of this cluster, and an order. {_ORDER[0].upper()}{_ORDER[1:]}",
     (
         values(0.5, "finds the axis that sends most from node to node", "axis$", alone=True),
-        at_most(0.5, "and the order of axes that sends least", r"\)$", **_SENDS)._replace(each_world=True),
+        _least("and the order of axes that sends least", r"\)$"),
     ),
-    _clusters("A"),
-    then=lambda exam, given, found: found | {name: _between(found[name], *asked) for name, asked in exam.questions.items()},
+    partial(_clusters, "A"),
+    then=lambda exam, _, found: (
+        found | {name: given.sent_between(found[name], *asked) for name, asked in exam.questions.items()}
+    ),
     unexplained="of all ranks' calls, add up `sent` by axis where the rank's next one in `ranks` is on another node (the last "
     "one's next is the first); the largest",
 )
@@ -319,7 +329,7 @@ drifting = _task(
         values(0.5, "finds the axis that is missing in the averages", "axis$", alone=True),
         values(0.5, "and the groups that gradients have to be averaged over", "groups$", alone=True),
     ),
-    _clusters("B"),
+    partial(_clusters, "B"),
     unexplained='the missing axis is the one of dp and cp in which the ranks of some call for "data" do not differ, though its '
     "degree is more than 1; ranks that differ in dp and cp only are one group, as in task 3",
 )
@@ -327,12 +337,12 @@ straggler = _task(
     3,
     "straggler(run)",
     _slow,
-    f'it returns a pair: a rank, and "{COMPUTES}" or "{SENDS}"',
+    f'it returns a pair: a rank, and "{given.COMPUTES}" or "{given.SENDS}"',
     (
         values(0.7, "finds the rank that everybody waits for", "rank$", alone=True),
         values(0.3, "and whether it computes slowly, or sends slowly", "cause$", alone=True)._replace(needs=1),
     ),
-    _clusters("C"),
+    partial(_clusters, "C"),
     unexplained="first compare compute seconds within each stage. If these are equal: a call's own time is its ranks' shortest "
     "span, the last one's. Compare it with calls of the same axis and bytes; the slow rank is in no fast one between nodes",
     advice=((r"IndexError|KeyError: \d", _BY_NUMBER), *_ADVICE),

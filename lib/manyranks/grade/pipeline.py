@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.given.pipeline import EARLY, HIDDEN, WAITS, WHY, Case, Stage, facts_of, half_loss_of, loss_of
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, around, as_bytes, at_most, by, facts, failure, parting, sent, values
+from manyranks.grade.judges import Judge, Right, Verdict, around, as_bytes, at_most, facts, failure, parting, sent, values
 from manyranks.grade.learner import Ready, arguments, error_of, items, named, noted, plain
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.flops import WorkCounter
@@ -90,7 +90,7 @@ def _can_run(share: float, what: str) -> Judge:
         found = "its tables are missing" if problem is None else f"{problem}"
         return failed or Verdict(problem == "", found, _CANNOT_RUN.get(kind(problem), ""))
 
-    return by(share, what, verdict, look)
+    return Judge(share, what, verdict, look)
 
 
 def _where(applies: Callable[[Case], bool], judge: Judge, *others: Judge) -> Judge:
@@ -233,7 +233,7 @@ def _in_order(share: float, what: str, hint: str) -> Judge:
                 return Verdict(False, f"rank {rank}: {there}; right is {here}", hint)
         return Verdict(True)
 
-    return by(share, what, verdict, lambda seen: {"computed": seen.results["what it computes"]})
+    return Judge(share, what, verdict, lambda seen: {"computed": seen.results["what it computes"]})
 
 
 _ORDER = "go through `actions` from front to back, not through a table of your own; a ? is no input that the stage before gives"

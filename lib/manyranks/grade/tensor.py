@@ -5,52 +5,85 @@ Ranks are in a group that is the world, or in two pairs: 0 and 2, 1 and 3. All n
 
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.given import tensor as given
-from manyranks.given.numbers import normal, seed_of, whole
 from manyranks.given.tensor import Case
-from manyranks.grade import tensor_looks as looks
 from manyranks.grade.check import Task
-from manyranks.grade.judges import at_most, by, values
-from manyranks.grade.learner import NOTHING_GIVEN, arguments
+from manyranks.grade.judges import Judge, Right, Verdict, at_most, both, by_phase, facts, sent, values
+from manyranks.grade.learner import NOTHING_GIVEN, Ready, arguments, refuse_class
+from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch, gradient, gradients
 from manyranks.parallel.recomputation import nodes_of
 
-_VIEW = f"{looks.COPY}; flatten gives a view where a tensor is contiguous, torch.cat a copy"
+_READY = Ready((f"{given.__name__}.f", f"{given.__name__}.g"))
+_GROUP = (
+    "the ranks are those of `group`: dist.get_rank(group), dist.get_world_size(group), and group=group in each call; "
+    "None means all of them"
+)
+_COPY = "leave what you are given as it is: sum a copy, or into a new row"
+_CONTIGUOUS = "collectives want contiguous tensors, and NCCL refuses others: x.contiguous(), or a copy in a flat row"
+_ADVICE = (
+    (r"returned an incorrect number of gradients", "backward returns one for each argument of apply, None for the group"),
+    (r"modified by an inplace operation|a leaf Variable that requires grad", _COPY),
+    (r"view size is not compatible", "a gradient need not be contiguous: flatten() or reshape(-1) in place of view(-1)"),
+    (r"must be contiguous", _CONTIGUOUS),
+    (r"'NoneType' object has no attribute '(size|rank)'", _GROUP),
+    (r"[Gg]roup.*(not part|not a member|invalid|default)|Invalid rank|not registered", _GROUP),
+    (r"does not require grad and does not have a grad_fn", given.GRAPH),
+)
+_VIEW = f"{_COPY}; flatten gives a view where a tensor is contiguous, torch.cat a copy"
 _LISTS = (r"\bnot list\b|'list' (and|object)|and 'list'|returned is a list", "f and g return a list: [y] = f([x], group)")
 
 
 def _task(call: str, points: float, run: Callable, judge: tuple, cases: Callable, advice=(), unexplained="", **more) -> Task:
-    more = {"ready": looks.READY, "unexplained": unexplained, **more}
-    return Task("06_tensor", call, points, run, judge, cases, part=True, advice=(*advice, *looks.ADVICE), **more)
+    more = {"ready": _READY, "unexplained": unexplained, **more}
+    return Task("06_tensor", call, points, run, judge, cases, part=True, advice=(*advice, *_ADVICE), **more)
+
+
+_WHOLE_KEPT = (
+    "the whole weights are still there: no attribute may hold them, in whatever form, and a part that is a view keeps all of "
+    "its memory: clone() it"
+)
+_INSTEAD = {  # of all-reduces, where these are all that it takes
+    "all_gather": "no rank needs what the others have, only the sum: each computes with its part, and an all-reduce adds up",
+    "reduce": "dist.reduce gives the sum to one rank only, and the others need it, too: dist.all_reduce",
+    "broadcast": "nothing has to be handed out: what is whole is on all ranks already",
+}
+_SUMS = (
+    "a sum is exchanged where each rank has a part of it, and only there: f is silent in forward and sums gradients, g sums in "
+    "forward and is silent in backward"
+)
+
+
+def _traffic(share: float, what: str, hint: str = _SUMS, forward: Callable = list, backward: Callable = list) -> Judge:
+    """Each phase's calls are the right answer's. forward, backward: turn two ways that are both right into one."""
+    calls = partial(sent, share, what, hint=hint, instead=_INSTEAD | {"": hint}, groups=True)
+    phases = by_phase({"__init__": calls(), "forward": calls(alike=forward), "backward": calls(alike=backward)})
+    return both(phases, facts(0, "", f"^{given.COLLECTIVES}", _CONTIGUOUS))
+
+
+def _keeps(share: float) -> Judge:
+    says = "{got} are held; its shards have {right}"
+    return at_most(share, "holds its shards of the weights only", f"^{given.WEIGHTS}", _WHOLE_KEPT, 512, says, size, grain=512)
+
+
+def _module(kind: Callable, *args) -> tuple:
+    """What `given.module_of` makes of the learner's class. Raises Stopped where that was ready."""
+    refuse_class(kind if isinstance(kind, type) else type(kind), _READY)
+    return given.module_of(kind, *args)
 
 
 # Task 1
 
-_SHAPES = ((5, 2, 3), (4, 2, 3), (7,))  # the last needs no gradient
 _LIST = "it returns a list with as many tensors, each in the shape of the one that was given"
 _USED = "a result that a rank does not use has a gradient of zeros there: it counts, and is sent like any other"
-
-
-def _of_both(summing: bool, case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[Tensor], list[Tensor]]:
-    """Makes tensors, and the gradients of the results that the rank uses; one isn't contiguous.
-
-    Ranks that sum have different tensors and the same gradients; otherwise it's the other way round.
-    """
-    number, r = case.at(rank, n)
-    own = [(seed, number, what, r if what == ("tensor" if summing else "up") else "all") for what in ("tensor", "up")]
-    shapes = _SHAPES[1:2] if case.alone else _SHAPES
-    tensors = [normal(shape, *own[0], i) for i, shape in enumerate(shapes)]
-    if case.alone:
-        return case, tensors, [normal(_SHAPES[1], *own[1])]
-    ups = [normal(_SHAPES[0][::-1], *own[1]).permute(2, 1, 0), normal(_SHAPES[1], *own[1], 1)]
-    return case, tensors, ups[: 1 if case.unused and r == 1 else 2]
 
 
 def _both(own: tuple[Case, list[Tensor], list[Tensor]], function: Callable, watch: Watch) -> dict:
@@ -80,70 +113,38 @@ def _listed(results, tensors: list[Tensor]) -> list[Tensor]:
     return list(results)
 
 
-def _cases_of_both(summing: bool, n: int) -> tuple[Case, ...]:
-    t, pairs = given.in_pairs(n)
-    unused = ", one of them not used on one rank" * (not summing)
-    second = (Case(t, f"{pairs}three tensors{unused}", unused=not summing),) if t < n or not summing else ()
-    return Case(n, "three tensors"), *second, Case(n, "one tensor", alone=True)
-
-
-_ONE_CALL = looks.traffic(0.5, "makes one all-reduce for all tensors, in its direction")
-_JUDGED_BOTH = (values(0.5, "results and gradients are right"), _ONE_CALL)
+_JUDGED_BOTH = (
+    values(0.5, "results and gradients are right"),
+    _traffic(0.5, "makes one all-reduce for all tensors, in its direction"),
+)
 _ADVICE_OF_BOTH = (
     (r"modified by an inplace operation|a leaf Variable that requires grad", _VIEW),
     (r"'NoneType' object has no attribute|got NoneType|expected Tensor as element", _USED),
 )
 _CUT = _ADVICE_OF_BOTH, "cut the row in the order in which it was joined, and give each part its tensor's shape"
-_F, _G = ((_both, _JUDGED_BOTH, partial(_cases_of_both, summing), *_CUT) for summing in (False, True))
-copy_in = _task("copy_in(tensors, group)", 2, *_F, ready=NOTHING_GIVEN, make=partial(_of_both, False))
-reduce_out = _task("reduce_out(tensors, group)", 2, *_G, ready=NOTHING_GIVEN, make=partial(_of_both, True))
+_F, _G = ((_both, _JUDGED_BOTH, partial(given.cases_of_both, summing), *_CUT) for summing in (False, True))
+copy_in = _task("copy_in(tensors, group)", 2, *_F, ready=NOTHING_GIVEN, make=partial(given.of_both, False))
+reduce_out = _task("reduce_out(tensors, group)", 2, *_G, ready=NOTHING_GIVEN, make=partial(given.of_both, True))
 
 # Tasks 2 and 3
 
 _VALUES = "shards, results and gradients are right"
-_NAMES = "^(?!bytes|mask)"  # of results that are values
-_S, _T, _B, _H, _D, _UNITS = 5, 7, 2, 24, 4, 7  # units a rank
+_NAMES = "^(?!bytes|mask|what collectives)"  # of results that are values
 _OF_MLP = ("gate.weight", "gate.bias", "up.weight", "up.bias", "down.weight", "down.bias")
 _OF_ATTENTION = ("query.weight", "key.weight", "value.weight", "output.weight")
 
 
-def _of_mlp(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[given.WholeMLP], Tensor, Tensor]:
-    number, _ = case.at(rank, n)
-    x, up = (normal((_S, _B, _H), seed, number, what) for what in ("x", "up"))
-    return case, [given.made(given.WholeMLP, (_H, _UNITS * case.t), seed, number)], x, up
-
-
 def _mlp(own: tuple[Case, list[given.WholeMLP], Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
     case, wholes, x, up = own
-    module, parameters, found = looks.module_of(kind, wholes, watch, _OF_MLP, given.f, given.g, given.groups_of(case)[0])
-    return found | looks.through(module, parameters, {"x": x.requires_grad_()}, watch, up)
-
-
-def _of_attention(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[given.WholeAttention], Tensor, Tensor, Tensor]:
-    number, _ = case.at(rank, n)
-    x, memory, up = (normal((k, _B, _H), seed, number, i) for i, k in enumerate((_S, _T, _S)))
-    return case, [given.made(given.WholeAttention, (_H, _D, *case.heads), seed, number)], x, memory, up
+    module, parameters, found = _module(kind, wholes, watch, _OF_MLP, given.f, given.g, given.groups_of(case)[0])
+    return found | given.through(module, parameters, {"x": x.requires_grad_()}, watch, up)
 
 
 def _attention(own: tuple[Case, list[given.WholeAttention], Tensor, Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
     case, wholes, x, memory, up = own
     gets = given.f, given.g, *given.groups_of(case, share=min(case.heads[1], case.t))
-    module, parameters, found = looks.module_of(kind, wholes, watch, _OF_ATTENTION, *gets)
-    return found | looks.through(module, parameters, {"x": x.requires_grad_(), "memory": memory.requires_grad_()}, watch, up)
-
-
-def _cases_of_mlp(n: int) -> tuple[Case, ...]:
-    sizes = ((n, ""), given.in_pairs(n))
-    return tuple(Case(t, f"{pairs}{_UNITS * t} units") for t, pairs in dict.fromkeys(sizes))
-
-
-_HEADS = {2: ((2, 8, 4), (2, 4, 1)), 3: ((3, 12, 6), (3, 6, 1)), 4: ((4, 8, 2), (2, 8, 4), (2, 4, 1))}
-
-
-def _cases_of_attention(n: int) -> tuple[Case, ...]:
-    """With enough key/value heads, and with some that ranks share; of 4 ranks, these also in two pairs."""
-    pairs = {t: "in two pairs, " * (t < n) for t, _, _ in _HEADS[n]}
-    return tuple(Case(t, f"{pairs[t]}{q} heads, {kv} of keys and values", heads=(q, kv)) for t, q, kv in _HEADS[n])
+    module, parameters, found = _module(kind, wholes, watch, _OF_ATTENTION, *gets)
+    return found | given.through(module, parameters, {"x": x.requires_grad_(), "memory": memory.requires_grad_()}, watch, up)
 
 
 _DIMS = (
@@ -161,19 +162,19 @@ _F_G_HEADS = (
     "f in front, for x, memory and shared weights; attend on the rank's heads as on the whole; g behind output, which has the "
     "columns of the rank's query heads"
 )
-_ONE_EACH = looks.traffic(0.35, "makes one all-reduce forward and one backward")
-_ONE_A_GROUP = looks.traffic(0.3, "makes one all-reduce a group, for x and memory, and for shared heads")
-_OF_UNITS = (values(0.5, _VALUES, _NAMES), looks.keeps(0.15), _ONE_EACH), _cases_of_mlp, (_LISTS, _DIMS), _F_G
-_OF_HEADS = (values(0.6, _VALUES, _NAMES), looks.keeps(0.1), _ONE_A_GROUP), _cases_of_attention
-mlp = _task("MLP(whole, f, g, group)", 5, _mlp, *_OF_UNITS, make=_of_mlp)
+_ONE_EACH = _traffic(0.35, "makes one all-reduce forward and one backward")
+_ONE_A_GROUP = _traffic(0.3, "makes one all-reduce a group, for x and memory, and for shared heads")
+_OF_UNITS = (values(0.5, _VALUES, _NAMES), _keeps(0.15), _ONE_EACH), given.cases_of_mlp, (_LISTS, _DIMS), _F_G
+_OF_HEADS = (values(0.6, _VALUES, _NAMES), _keeps(0.1), _ONE_A_GROUP), given.cases_of_attention
+mlp = _task("MLP(whole, f, g, group)", 5, _mlp, *_OF_UNITS, make=given.of_mlp)
 _ADVICE_OF_HEADS = (_LISTS, _NO_HEADS, _HEAD_DIMS)
 attention = _task(
-    "Attention(whole, f, g, group, sharers)", 5, _attention, *_OF_HEADS, _ADVICE_OF_HEADS, _F_G_HEADS, make=_of_attention
+    "Attention(whole, f, g, group, sharers)", 5, _attention, *_OF_HEADS, _ADVICE_OF_HEADS, _F_G_HEADS, make=given.of_attention
 )
 
 # Task 4
 
-_POSITIONS, _WORDS, _TIMES = 9, 61, 3.0  # of logits; of the loss, before backward
+_TIMES = 3.0  # of the loss, before backward
 _NO_TOKEN = "a target may be −100, which is no token, but −100 % t is a rank all the same: mask it before you look up a logit"
 _IN_BLOCKS = "token k is number k // t on rank k % t, not in a block: not k − r·W on rank k // W"
 _RETURNS = "it returns the loss, a tensor without dimensions, the same on all ranks"
@@ -183,23 +184,11 @@ _COMPLETE = (
 )
 
 
-def _of_loss(case: Case, rank: int, n: int, seed: int) -> tuple[Case, Tensor, Tensor, float]:
-    """A rank's logits; all targets, and the z-loss's factor."""
-    number, r = case.at(rank, n)
-    targets = whole(_WORDS, (_POSITIONS, _B), seed, number)
-    targets[-2:, 0] = targets[0, 1] = -100
-    targets[1:3, 1] = torch.tensor([_WORDS - 1, _WORDS - 2])  # the last ones of ranks, also of those that have one more
-    whose_SB1 = torch.arange(_POSITIONS * _B).view(_POSITIONS, _B, 1) % case.t  # the rank with the largest logits
-    shift_SB1, z = case.offset * (2.0 * (whose_SB1 == r) - 1), (0.05 + seed_of(seed) % 7 / 10) * (1 + (case.offset > 0))
-    mine = len(range(r, _WORDS, case.t))
-    return case, normal((_POSITIONS, _B, mine), seed, "logits", rank) * 3 + shift_SB1, targets, z
-
-
 def _cross_entropy(own: tuple[Case, Tensor, Tensor, float], function: Callable, watch: Watch) -> dict:
     case, logits, targets, z = own
     (group, _), before = given.groups_of(case), (logits.clone(), targets.clone())
     logits.requires_grad_()
-    with given.Made(watch) as seen:
+    with given.Made() as seen:
         watch.mark("forward")
         loss = function(logits, targets, z, group)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -209,22 +198,16 @@ def _cross_entropy(own: tuple[Case, Tensor, Tensor, float], function: Callable, 
         watch.mark("backward")
         (loss.reshape(()) * _TIMES).backward()
     before = {"logits": given.untouched([logits.detach()], before[:1]), "targets": given.untouched([targets], before[1:])}
-    largest = max(seen.largest, 8 * _POSITIONS * _B * -(-_WORDS // case.t))  # as much as the logits may always be made
-    found = {"the loss": loss.detach().clone().reshape(()), "bytes of the largest tensor": largest}
+    always = 8 * given.POSITIONS * given.B * -(-given.WORDS // case.t)  # as much as the logits of a rank
+    found = {"the loss": loss.detach().clone().reshape(()), "bytes of the largest tensor": max(seen.largest, always)}
+    found[given.COLLECTIVES] = seen.collectives
     return before | found | gradients({"logits": logits})
 
 
-def _three(phases: dict[str, list[str]]) -> dict[str, list[str]]:
+def _three(calls: list[tuple]) -> list[tuple]:
     """Two sums of S·B numbers may go together."""
-    one, two = (f"all_reduce of {many * 8 * _POSITIONS * _B:,} bytes" for many in (1, 2))
-    calls = [call.replace(two, one) for call in phases["forward"] for _ in range(2 if two in call else 1)]
-    return phases | {"forward": sorted(calls)}
-
-
-def _cases_of_loss(n: int) -> tuple[Case, ...]:
-    """Ordinary logits; and such as overflow, of 4 ranks in two pairs."""
-    t, pairs = given.in_pairs(n)
-    return Case(n, f"V = {_WORDS}"), Case(t, f"{pairs}logits near ±900", offset=900.0)
+    one = 8 * given.POSITIONS * given.B
+    return [(op, part, to) for op, count, to in calls for part in ([one, one] if count == 2 * one else [count])]
 
 
 _MADE = "it made a tensor of {got}; the largest logits of a rank have {right}"
@@ -241,16 +224,15 @@ _LOOK_UP = ((r"index -\d+ is out of bounds", _NO_TOKEN), (r"is out of bounds|ind
 _JUDGED_LOSS = (
     values(0.4, "loss and gradients are right", _NAMES),
     at_most(0.4, "makes no tensor larger than a rank's logits", "^bytes", _COMPLETE, 0, _MADE, size),
-    looks.traffic(0.2, _SMALL_SUMS, _THREE, _three),
+    _traffic(0.2, _SMALL_SUMS, _THREE, _three),
 )
 _CALL = "cross_entropy(logits_SBW, targets_SB, z, group)"
-cross_entropy = _task(_CALL, 4, _cross_entropy, _JUDGED_LOSS, _cases_of_loss, _LOOK_UP, _LOSS, make=_of_loss)
+cross_entropy = _task(_CALL, 4, _cross_entropy, _JUDGED_LOSS, given.cases_of_loss, _LOOK_UP, _LOSS, make=given.of_loss)
 
 # Task 5
 
 _OF_BLOCK = ("norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias")
-_SHARD, _FEATURES, _ROWS = 3, 64, 2  # positions a rank, numbers a position, units a rank: few, so that positions show
-_POSITION_BYTES = 8 * _SHARD * _B * _FEATURES
+_POSITION_BYTES = 8 * given.SHARD * given.B * given.FEATURES
 _KEPT = "bytes of other ranks' positions"
 _GATHERED = (
     "the gathered positions are not kept, neither whole nor in parts: a product with weights keeps its input, so do the gather "
@@ -259,38 +241,27 @@ _GATHERED = (
 )
 
 
-def _of_block(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[given.WholeBlock], Tensor, Tensor]:
-    """The block, once more where a second one drops nothing; this rank's positions, and the result's gradient."""
-    number, _ = case.at(rank, n)
-    wholes = [given.made(given.WholeBlock, (_FEATURES, _ROWS * case.t), seed, number) for _ in range(2 if case.drops else 1)]
-    return case, wholes, *(_positions(case.strided, seed, rank, what) for what in ("x", "up"))
-
-
 def _block(own: tuple[Case, list[given.WholeBlock], Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
     case, wholes, x, up = own
     group, _ = given.groups_of(case)
-    module, parameters, found = looks.module_of(kind, wholes, watch, _OF_BLOCK, case.drops, given.f, group)
+    module, parameters, found = _module(kind, wholes, watch, _OF_BLOCK, case.drops, given.f, group)
     x.requires_grad_()
     if case.drops:
         plain = kind(wholes.pop(), 0.0, given.f, group)
-        return found | looks.dropped_by(module, plain, x, up, watch, case.t, case.drops)
+        return found | given.dropped_by(module, plain, x, up, watch, case.t, case.drops)
     if group is not None or case.strided:
-        with given.Made(watch):
-            return found | looks.through(module, parameters, {"x": x}, watch, up, (1,))
+        with given.Made() as seen:
+            found |= given.through(module, parameters, {"x": x}, watch, up, (1,))
+        return found | {given.COLLECTIVES: seen.collectives}
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    single = kind(given.WholeBlock(_FEATURES, _ROWS), 0.0, given.f, alone)  # keeps as much, and none of the others'
+    single = kind(given.WholeBlock(given.FEATURES, given.ROWS), 0.0, given.f, alone)  # keeps as much, and none of the others'
     watch.weigh(kind, module, single)
-    y = looks.result_of(single(x, 1), x)
+    y = given.result_of(single(x, 1), x)
     also = (kind, single, *nodes_of([y]))
     watch.weigh(module, *also)
-    found |= looks.through(module, parameters, {"x": x}, watch, up, (1,), also)
+    found |= given.through(module, parameters, {"x": x}, watch, up, (1,), also)
     before, own_only, all_of_them = watch.held[-3:]
     return found | {_KEPT: max(0, all_of_them - own_only - (own_only - before))}
-
-
-def _positions(strided: bool, *words) -> Tensor:
-    x_sBH = normal((_SHARD, _B, _FEATURES), *words)
-    return x_sBH.transpose(0, 1).contiguous().transpose(0, 1) if strided else x_sBH
 
 
 _BLOCK_SENDS = (
@@ -299,17 +270,67 @@ _BLOCK_SENDS = (
 )
 
 
-def _gathered_once(phases: dict[str, list[str]]) -> dict[str, list[str]]:
+def _as_scattered(calls: list[tuple]) -> list[tuple]:
+    """Counts an all-to-all whose parts are added as a reduce-scatter: it sends as much."""
+    return [("reduce_scatter" if op == "all_to_all" else op, *more) for op, *more in calls]
+
+
+def _gathered_once(calls: list[tuple]) -> list[tuple]:
     """Counts a gather more where the gathered is kept: another judge looks at what's kept."""
-    gathers = [call for call in phases["backward"] if call.startswith("all_gather")]
-    return phases | {"backward": sorted([*phases["backward"], *gathers])} if len(gathers) == 1 else phases
+    gathers = [call for call in calls if call[0] == "all_gather"]
+    return _as_scattered([*calls, *gathers] if len(gathers) == 1 else calls)
 
 
-def _cases_of_block(n: int) -> tuple[Case, ...]:
-    """Without dropout on all ranks, with it, with tensors that are not contiguous; of 4, in two pairs."""
-    strided = Case(n, "p = 0, x and the result's gradient not contiguous", strided=True)
-    pairs = (Case(2, "in two pairs, p = 0"),) if n == 4 else ()
-    return Case(n, "p = 0"), Case(n, f"p = {(p := n / 8)}", drops=p), *pairs, strided
+_NONE_DROPPED = "nothing was dropped: F.dropout(y, p) or a mask, also where the module is not asked for training"
+_READ = "the masks are read off the result: put that right first"
+_ODDS = "each element is dropped with probability p, whatever happens to others, and those that stay are divided by 1 − p"
+_TOGETHER_DROPPED = "each element is dropped or kept alone: a mask has one number per position, sequence, and feature"
+_AGAIN = (
+    "the same seed has to give the same mask, however often it is used: a generator of its own, made from the seed, each time"
+)
+_SAME_RANKS = (
+    "each rank has other positions, so it needs a mask of its own: with one seed, or one random state, on all ranks, positions "
+    "of different ranks lose the same elements"
+)
+_SAME_SEEDS = "each step has a seed of its own, which has to count"
+_COLLIDES = (
+    "each pair of a rank and a seed needs a mask of its own, but here two pairs come to the same number: "
+    "seed * t + rank is another number for each pair"
+)
+_SURE = 6.0  # standard deviations: more than chance makes of elements that are dropped one by one
+
+
+def _masks_differ(trial: Trial, right: Right) -> Verdict:
+    """Compares masks: all differ over ranks and seeds, elements drop one by one, and a seed gives the same mask again."""
+    t, n, p = trial.case.t, trial.n, trial.case.drops
+    for number in range(n // t if p else 0):
+        ranks = range(number, n, n // t)
+        found = {rank: [tuple(one) for one in trial.seen[rank].results["masks"]] for rank in ranks}
+        for rank, masks in found.items():
+            if not any(dropped for _, _, dropped in masks):
+                return Verdict(False, f"rank {rank} dropped no element; p is {100 * p:g} %", _NONE_DROPPED)
+            if not masks[0][1]:
+                return Verdict(False, f"which elements rank {rank} dropped cannot be told from its result", _READ)
+            if masks[0][1] != masks[-1][1]:
+                return Verdict(False, f"rank {rank} dropped other elements when seed {masks[0][0]} came again", _AGAIN)
+        every = {rank: [mask for _, mask, _ in masks[:-1]] for rank, masks in found.items()}
+        for one, other in combinations(ranks, 2):
+            if every[one] == every[other]:
+                return Verdict(False, f"ranks {one} and {other} dropped the same elements", _SAME_RANKS)
+        flat = [(rank, seed, mask) for rank, masks in found.items() for seed, mask, _ in masks[:-1]]
+        for (one, first, here), (other, second, there) in combinations(flat, 2):
+            if here == there:
+                who = f"rank {other} with seed {second} draws the mask of rank {one} with seed {first}"
+                return Verdict(False, who, _SAME_SEEDS if one == other else _COLLIDES)
+        for rank, masks in found.items():
+            apart = trial.seen[rank].results["masks' deviations"]
+            if abs(apart[0]) > _SURE or len({dropped for _, _, dropped in masks}) == 1:
+                mean = 100 * sum(dropped for _, _, dropped in masks) / len(masks)
+                each = " in each mask" if abs(apart[0]) <= _SURE else ""
+                return Verdict(False, f"rank {rank} dropped {mean:.3g} % of the elements{each}; p is {100 * p:g} %", _ODDS)
+            if max(apart[1:]) > _SURE:
+                return Verdict(False, f"rank {rank} dropped elements together, not each alone", _TOGETHER_DROPPED)
+    return Verdict(True)
 
 
 _MORE = "it keeps {got} more than for its own positions after forward; a shard of x has " + size(_POSITION_BYTES)
@@ -317,12 +338,12 @@ _SENDS = "gathers and reduce-scatters, and sums norm's and the bias's gradients 
 _OWN = "keeps no more than its own positions"
 _JUDGED = (
     values(0.4, _VALUES, _NAMES),
-    looks.keeps(0.05),
-    by(0.2, "drops other elements on each rank, and with each seed", looks.masks_differ),
-    looks.traffic(0.2, _SENDS, _BLOCK_SENDS, _gathered_once),
+    _keeps(0.05),
+    Judge(0.2, "drops other elements on each rank, and with each seed", _masks_differ),
+    _traffic(0.2, _SENDS, _BLOCK_SENDS, _as_scattered, _gathered_once),
     at_most(0.15, _OWN, f"^{_KEPT}", _GATHERED, _POSITION_BYTES // 2, _MORE, size, grain=2048),
 )
 _CALLED = ((arguments("forward"), "the check calls block(x_sBH, seed)"),)
 _OF = "Block(whole, p, f, group)"
-_MORE_OF_BLOCK = {"make": _of_block, "then": looks.of_dropout}
-block = _task(_OF, 6, _block, _JUDGED, _cases_of_block, _CALLED, _BLOCK_SENDS, **_MORE_OF_BLOCK)
+_MORE_OF_BLOCK = {"make": given.of_block, "then": given.of_dropout}
+block = _task(_OF, 6, _block, _JUDGED, given.cases_of_block, _CALLED, _BLOCK_SENDS, **_MORE_OF_BLOCK)

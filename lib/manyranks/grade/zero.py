@@ -1,31 +1,29 @@
 """Checks of exercise 03_zero: what comes out, what each rank sends and holds, and what happens when, on 2, 3 and 4 ranks.
 
-Tasks 5 and 6, a unit and a schedule of units, are zero_unit.py. What happens when is told by the order of events, not by any
-clock.
+What happens when is told by the order of events, not by any clock.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyranks.given import zero as given
 from manyranks.given.numbers import EXACT
-from manyranks.given.zero import Batch, padded, pieces, trained
-from manyranks.grade import zero_unit
+from manyranks.given.zero import BYTES, TURN, UNIT, Batch, Noted, Training, pieces, trained
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Right, Verdict, as_bytes, at_most, by, if_done, sent, silent, values
+from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, facts, if_done, results, sent, silent, values
 from manyranks.grade.learner import Ready, arguments, checked, made, plain, tensor
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
-from manyranks.measure.watch import Event, Watch
+from manyranks.measure.watch import Watch
 
 _READY = Ready(hint="write it yourself, with dist.all_gather_single and dist.reduce_scatter_single")
+_READY_UNITS = _READY._replace(given=(f"{given.__name__}.Unit", f"{given.__name__}.OneAtATime"))
 _ADAMW = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 1e-2, "weight_decay": 0.1}  # eps: that it matters how large gradients are
-_SGD = {"lr": 0.1, "momentum": 0.9}
-_SMALL = 6144  # bytes of examples, numbers and counters
+_SMALL, _UNIT_ROOM = 6144, 9216  # bytes of examples, numbers and counters; of half a unit
 
 # What several tasks have in common
 
@@ -37,9 +35,14 @@ _INSTEAD = {
 _EACH = "one reduce-scatter for each gradient, padded to a multiple of N; one all-gather for each parameter, of its shards"
 _SENT = {"instead": _INSTEAD, "hint": _EACH}
 _HELD = {"says": "it holds {got} {name}; {right} is enough", "unit": as_bytes, "grain": 4096}
-_holds = if_done(lambda seen: bool(seen.calls), partial(at_most, room=_SMALL, **_HELD))  # who sends nothing holds little
+_holds = if_done(lambda seen: bool(seen.calls), partial(at_most, **_HELD))  # who sends nothing holds little
 _TRAINS = values(0.2, "trains like one process on the whole batch", "^(parameter|shard)")
 _NONE = "a parameter that a rank's examples do not use has a gradient of None there: zeros take its place, and are sent"
+_ABSENT = (
+    "a row was used whose memory is freed: call storage.resize_(nbytes), gather into this very storage, which autograd has "
+    "saved, and wait(); only then may the layer compute"
+)
+_SCHEDULE = "before_forward", "after_forward", "before_backward", "after_backward"
 _task = partial(
     Task,
     "03_zero",
@@ -56,6 +59,13 @@ _task = partial(
         ),
         (r"(waits in|to its|called) all_gather", "does one rank gather fewer tensors? All gather the same, in the same order"),
         (arguments("step|finish|zero_grad"), r"the training loop calls optimizer.\1()"),
+        (r"out of bounds for storage of size [1-9]", BYTES),
+        (r"signal 11|SIGSEGV|exited with code -11|Segmentation|storage of size 0|no storage", _ABSENT),
+        (r"in wait: (assert|raise)\b", "wait() must do nothing if nothing is on its way, even if the unit is free"),
+        (r"in start: (assert|raise)\b", "start() does nothing where the unit is whole or on its way"),
+        (r"in reduce: (assert|raise)\b", "reduce() works whether the unit is whole or free: a gradient needs no parameter"),
+        (arguments("|".join(UNIT)), r"the schedule calls unit.\1()"),
+        (arguments("|".join(_SCHEDULE)), r"the driver calls schedule.\1(k)"),
     ),
 )
 
@@ -115,54 +125,8 @@ gather = _task(
 # Tasks 3 and 4
 
 
-class Training(NamedTuple):
-    """batches: of each step, those of its backward passes; finishes: whether finish() is called after each."""
-
-    optimizer: str
-    settings: dict
-    batches: tuple[tuple[int, ...], ...]
-    finishes: bool = False
-
-    def __str__(self) -> str:
-        return f"in {len(self.batches)} steps of {self.optimizer}" + ", each of two backward passes" * self.finishes
-
-
-_HOOK = "reduce it in a hook, register_post_accumulate_grad_hook. A lambda in a loop sees its last value: use functools.partial"
-_REST = "finish() sends what has not left, with zeros for None"
-_TURN = "gradients leave in the reverse order of `params`, on all ranks: one that's there early waits for those before it"
-
-
-def _leaving(events: list[Event], model: nn.Module) -> tuple[str, str]:
-    """Where a gradient first leaves too early, too late or in another's place, and a hint; empty where none does."""
-    turns = [(name, padded(p)) for name, p in model.named_parameters() if p.requires_grad][::-1]
-    place, backward, there, left = "", 0, set(), len(turns)
-    for kind, what, count in events:
-        name, right = turns[left] if left < len(turns) else ("", 0)
-        if place == "backward" and kind in ("gradient", "mark") and name in there:
-            until = f"that of {what} was made" if kind == "gradient" else "backward was over"
-            return f"in backward #{backward}, the gradient of {name} was there, but had not left when {until}", _HOOK
-        if kind == "gradient":
-            there.add(what)
-        elif kind == "mark":
-            if what == "finished" and name:
-                return f"{name} did not leave after backward #{backward}", _REST
-            if what == "backward":
-                backward, there, left = backward + 1, set(), 0
-            place = what
-        elif what == "reduce_scatter":
-            if place == "step":
-                return "something leaves in step()", "what has left is with the shards already: step() reduces nothing"
-            if not name:
-                return f"in backward #{backward}, more left than there are gradients", "each gradient leaves once a backward"
-            if count != right or (place == "backward" and name not in there):
-                why = f"with {right:,}" if count != right else "which was not there"
-                return f"in backward #{backward}, {count:,} bytes left where it was the turn of {name}, {why}", _TURN
-            left += 1
-    return "", ""
-
-
 def _out_of_turn(trial: Trial, right: Right) -> str:
-    """Says _TURN where the first gradients of a run that broke off left in another order, and not where one was left out."""
+    """Says TURN where the first gradients of a run that broke off left in another order, and not where one was left out."""
     passes = sum(map(len, trial.case.batches))
     for rank, should in enumerate(right):
         must = [call.bytes for call in should.calls if call.op == "reduce_scatter"]
@@ -170,7 +134,7 @@ def _out_of_turn(trial: Trial, right: Right) -> str:
         first = len(must) // passes
         rest = iter(must[:first])
         if not all(count in rest for count in got[:first]):
-            return _TURN
+            return TURN
     return ""
 
 
@@ -209,7 +173,7 @@ def _train(own: tuple[Training, nn.ModuleList, list[Batch]], kind, watch: Watch)
             held(f"after step {step}")
     if training.finishes:
         found["of gradients and copies in backward"] = given.in_backward(model, watch.peak_bytes, _SMALL)
-        found["leaving"] = _leaving(watch.events, model)
+        found["leaving"], found["hint"] = given.leaving(watch.events, model)
     watch.forget()
     return found | {f"parameter {name}": p for name, p in model.named_parameters()}
 
@@ -225,17 +189,17 @@ stage1 = _task(
     (
         _TRAINS,
         sent(0.13, "reduces each gradient and gathers each parameter once a step", **_SENT),
-        _holds(0.67, "holds optimizer states of its shards only", "^(of|in)", _STATES),
+        _holds(0.67, "holds optimizer states of its shards only", "^(of|in)", _STATES, _SMALL),
     ),
     make=lambda case, rank, n, seed: (case, *trained(rank, seed, 6)),
-    cases=(Training("AdamW", _ADAMW, ((1,), (2,), (0,))), Training("SGD", _SGD, ((2,), (1,)))),
+    cases=(Training("AdamW", _ADAMW, ((1,), (2,), (0,))), Training("SGD", {"lr": 0.1, "momentum": 0.9}, ((2,), (1,)))),
     unexplained="in each step: a shard's .grad is its part of the mean over the ranks, the optimizer steps on the shards, and "
     "the parameters are gathered from them. Print one parameter on all ranks after each of these",
 )
 
 
 def _order(trial: Trial, right: Right) -> Verdict:
-    every = [(rank, *seen.results["leaving"]) for rank, seen in enumerate(trial.seen)]
+    every = [(rank, seen.results["leaving"], seen.results["hint"]) for rank, seen in enumerate(trial.seen)]
     return next((Verdict(False, f"rank {rank}: {found}", hint) for rank, found, hint in every if found), Verdict(True))
 
 
@@ -250,14 +214,134 @@ stage2 = _task(
     (
         _TRAINS,
         sent(0.1, "reduces each gradient once a backward", **_SENT),
-        by(
-            0.35, "reduces a gradient as soon as its turn comes", _order, lambda seen: {"found": seen.results["leaving"][0]}
-        )._replace(early=_out_of_turn),
-        _holds(0.35, "holds gradients of its shards only", "^(of|in)", _GRADIENTS),
+        Judge(0.35, "reduces a gradient as soon as its turn comes", _order, results("^leaving"), early=_out_of_turn),
+        _holds(0.35, "holds gradients of its shards only", "^(of|in)", _GRADIENTS, _SMALL),
     ),
     make=lambda case, rank, n, seed: (case, *trained(rank, seed, 6)),
     cases=(Training("AdamW", _ADAMW, ((2, 3), (1, 5)), finishes=True),),
     unexplained="at step(), a shard's .grad is the mean over the ranks, added up over all backward passes since zero_grad()",
 )
 
-unit, prefetch = zero_unit.unit, zero_unit.prefetch  # tasks 5 and 6
+# Task 5
+
+
+def _unit(own: tuple[nn.ModuleList, list[Batch]], kind, watch: Watch) -> dict:
+    (layers, data), found = own, {}
+    before = [(name, p, p.shape) for name, p in layers.named_parameters()]
+    room = given.enough(layers, data[1], watch)
+
+    def held(when: str) -> None:
+        storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for _, p, _ in before}
+        found[f"of whole parameters {when}"] = sum(storages.values())
+        watch.weigh(units)
+        found[f"in all {when}"] = watch.held[-1]
+
+    with checked(kind, given.FITS):
+        units = [made(kind, _READY, "Unit(module)", UNIT, layer) for layer in layers]
+        given.unchanged(layers, before)
+        shards = given.shards_of(units, layers)
+        held("when the units are made")
+        noted = [Noted(unit, layer, watch) for unit, layer in zip(units, layers, strict=True)]
+        optimizer, model = torch.optim.AdamW(shards, **_ADAMW), given.Sharded(layers, given.FreesOneFirst(noted))
+        for step, batches in enumerate(((0,), (1, 2)), 1):
+            for batch in batches:
+                with watch.peak():
+                    loss = data[batch].loss(layers, model)
+                    held(f"after forward {batch + 1}")
+                    loss.backward()
+                    model.finish()
+                held(f"after backward {batch + 1}")
+            optimizer.step()
+            optimizer.zero_grad()
+            held(f"after step {step}")
+        found["at one time"] = max(watch.peak_bytes, room - _UNIT_ROOM)
+        for (name, _, shape), mine in zip(before, shards, strict=True):
+            found[f"shard of {name}"] = mine[: max(0, shape.numel() - dist.get_rank() * len(mine))]  # without padding
+        for k, unit in enumerate(noted):
+            for method in ("wait", "start", "start", "wait", "wait", "start", "wait"):  # what is done already is not done again
+                getattr(unit, method)()
+            unit.is_there()
+            found |= {f"parameter {k}.{name}": p.detach().clone() for name, p in layers[k].named_parameters()}
+            unit.free()
+            unit.free()
+            unit.wait()
+    given.unchanged(layers, before)
+    found["what is in the wrong method"] = given.misplaced(watch.events)
+    watch.forget()
+    return found
+
+
+_ASYNC = "start() issues the gathers, with async_op=True, and keeps what they return; wait() waits for it; reduce() reduces"
+_OFTEN = (
+    "start() gathers each parameter of a free unit once, frozen ones, too; after that the unit is whole until free(). reduce() "
+    "makes one reduce-scatter for each parameter that learns"
+)
+_WHOLE = (
+    "free() takes the memory of whole parameters away, parameter.untyped_storage().resize_(0), after backward, too, and in the "
+    "beginning; reduce() drops whole gradients; and nothing of yours keeps a copy, or a view"
+)
+unit = _task(
+    "Unit(module)",
+    4,
+    _unit,
+    (
+        _TRAINS,
+        sent(0.05, "gathers and reduces each parameter as often as it must", hint=_OFTEN, instead=_INSTEAD),
+        facts(0.08, "starts to gather without waiting", "wrong method", _ASYNC),
+        _holds(0.67, "keeps nothing whole that is not needed", "^(of|in all|at one)", _WHOLE, room=_UNIT_ROOM),
+    ),
+    make=lambda case, rank, n, seed: trained(rank, seed, 3),
+    cases=("in two steps, the second of two backward passes",),
+    unexplained="start() gathers from the shards as they are then, and reduce() adds the mean of what backward has left in "
+    "parameter.grad to each shard's .grad",
+)
+
+# Task 6
+
+
+def _prefetch(own: tuple[nn.ModuleList, list[Batch]], kind, watch: Watch) -> dict:
+    layers, data = own
+    units = [given.Unit(k, layer, watch) for k, layer in enumerate(layers)]
+    shards = [shard for unit in units for shard in unit.shards]
+    optimizer = torch.optim.AdamW(shards, **_ADAMW)
+    model = given.Marked(layers, made(kind, _READY_UNITS, "Prefetch(units)", _SCHEDULE, units), watch)
+    for batch in (0, 1):
+        data[batch].loss(layers, model).backward()
+        model.finish()
+        watch.mark(f"step {batch + 1}")
+        optimizer.step()
+        optimizer.zero_grad()
+    found = given.scheduled(watch.events, len(units))
+    for unit in units:
+        unit.free()  # nothing is under way any more
+    watch.forget()
+    names = [f"shard of {name}" for name, _ in layers.named_parameters()]
+    return found | dict(zip(names, shards, strict=True))
+
+
+_NEXT = "start() and wait() for unit k before layer k computes, and start the next one, so that it comes while layer k computes"
+_TWICE = "each unit is gathered once in forward and once in backward, but the last one is still there from forward"
+_TWO = (
+    "two at a time: the one that computes and the next one. after_forward(k) frees unit k, but for the last one; "
+    "after_backward(k) frees it when it is reduced"
+)
+prefetch = _task(
+    "Prefetch(units)",
+    3,
+    _prefetch,
+    (
+        _TRAINS,
+        sent(0.13, "gathers no unit more often than it must", hint=_TWICE),
+        facts(0.37, "has the next unit on its way while one computes", "^while", _NEXT),
+        facts(0.3, "has two units at a time, and no third", "^units", _TWO),
+    ),
+    make=lambda case, rank, n, seed: trained(rank, seed, 2),
+    cases=("in two steps",),
+    ready=_READY_UNITS,
+    advice=(
+        (r"(waits in|to its|called) (all_gather|reduce_scatter)", "does the schedule do something on one rank only?"),
+        *_task.keywords["advice"],
+    ),
+    unexplained="does each layer compute with the parameters of this step? Gather its unit, wait for it, and free all units "
+    "before the optimizer steps: one that is still whole is not gathered again",
+)

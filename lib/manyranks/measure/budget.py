@@ -9,7 +9,7 @@ from manyranks.timeline.intervals import outside, total, within
 
 
 class Wait(NamedTuple):
-    """The main thread waits for communication. arrived: when the last rank had come to that call; seconds of one clock."""
+    """Holds one wait of the main thread, and when the last rank had come to that call: seconds of one clock."""
 
     started: float
     finished: float
@@ -17,8 +17,12 @@ class Wait(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Seconds of one rank. matmul, other: its operators; communication: it waits for bytes that are on their way; waiting:
-    it waits for a rank that has not yet come to the call; python: neither, so interpreter, dispatcher and autograd's engine.
+    """Holds the seconds of one rank.
+
+    matmul, other: its operators
+    communication: it waits for bytes that are on their way
+    waiting: it waits for a rank that hasn't come to the call yet
+    python: neither, so interpreter, dispatcher and autograd's engine
 
     On an accelerator matmul and other are its kernels, python is when it has nothing to do, and waiting is part of
     communication: the kernel of a collective runs while it waits.
@@ -42,17 +46,16 @@ class Budget(NamedTuple):
 
 
 def budget(profile: Profile, waits: Iterable[Wait] = ()) -> Budget:
-    """The parts of a profiled run. waits: of the same thread, on the same clock; what an
-    operator does meanwhile is its.
+    """Divides a profiled run into its parts.
+
+    waits: of the same thread, on the same clock; an operator meanwhile keeps its time
     """
-    here = profile.started, profile.finished
-    busy, seconds = [], dict.fromkeys((MATMUL, OTHER, COMMUNICATION), 0.0)
-    for span in profile.spans:
-        busy.append((span.started, span.finished))
-        seconds[span.kind] += span.finished - span.started
-    waits = list(waits)
+    here, waits = (profile.started, profile.finished), list(waits)
+    busy = [(span.started, span.finished) for span in profile.spans]
     waited = [(wait.started, wait.finished) for wait in waits]
     absent = [(wait.started, min(wait.finished, wait.arrived)) for wait in waits]
+    kinds = MATMUL, OTHER, COMMUNICATION
+    seconds = {kind: sum(span.finished - span.started for span in profile.spans if span.kind == kind) for kind in kinds}
     # Each part has intervals of its own: what the others leave might come out below 0.
     waiting = total(within(absent, outside(busy, *here)))
     communication = total(within(waited, outside([*busy, *absent], *here)))

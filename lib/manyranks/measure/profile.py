@@ -19,10 +19,11 @@ _TAKEN = "a process has one torch.profiler at a time"
 
 
 class Profile(NamedTuple):
-    """One run. spans: of the main thread's operators, or of an accelerator's kernels where there were any; none overlap.
+    """Holds one run; seconds of time.perf_counter.
 
-    An operator that calls others has what these leave. What only calls others (linear), or moves nothing (views,
-    allocations), is not work: its time lies between the spans. operators: how many the main thread ran, counting all.
+    spans: of the main thread's operators, or of an accelerator's kernels where there were any; none overlap. An operator that
+        calls others has what these leave. What only calls others, or moves nothing, isn't work: it lies between the spans
+    operators: how many the main thread ran, counting all
     """
 
     started: float
@@ -36,8 +37,7 @@ class Profile(NamedTuple):
         return self.finished - self.started
 
     def by_name(self) -> dict[str, tuple[int, float]]:
-        """How often each operator was called (of an accelerator's: how many kernels ran) and for how many seconds it worked,
-        the longest first."""
+        """Says how often each operator was called (how many kernels ran for it) and how many seconds it worked."""
         found: dict[str, tuple[int, float]] = {}
         for span in self.spans:
             count, seconds = found.get(span.name, (0, 0.0))
@@ -46,7 +46,7 @@ class Profile(NamedTuple):
 
 
 def profiled(function: Callable, *args, **kwargs):
-    """Calls the function once under torch.profiler; returns its result and the Profile.
+    """Calls the function once under torch.profiler, and returns its result and the Profile.
 
     Raises RuntimeError where a torch.profiler is on already, or the function starts one.
     """
@@ -67,13 +67,13 @@ def profiled(function: Callable, *args, **kwargs):
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """The profiler prints two lines a run unless this variable forbids it when a process first has a profiler."""
-    given = _LOG_LEVEL in os.environ
-    os.environ.setdefault(_LOG_LEVEL, "99")
+    """The profiler prints two lines per run unless this variable forbids it when a process first has a profiler."""
+    given = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = given or "99"
     try:
         yield
     finally:
-        if not given:
+        if given is None:
             os.environ.pop(_LOG_LEVEL, None)
 
 
@@ -86,10 +86,14 @@ def _read(events: list, begun: float, ended: float) -> Profile:
     # Each moment is a little late, the first by 0.1 ms, the last by 0.01 ms, and either by more where another process came
     # between: the one that is less late says what the profiler's clock shows by perf_counter.
     finished = min(begun + (last - first) / 1e9, ended)
-    mine = [event for event in events if event.start_thread_id() == whole.start_thread_id() and _is_call(event)]
-    called = [(event.start_ns(), event.end_ns(), event.name()) for event in mine]
-    names = {event.correlation_id(): event.name() for event in events if _is_call(event)}
-    kernels = [(e.start_ns(), e.end_ns(), _launched_by(e, names)) for e in events if e.activity_type() in _KERNELS]
+    # Neither what another thread does for it meanwhile, nor CUDA's own functions, whose numbers aren't the operators'.
+    calls = [event for event in events if event.activity_type() == "cpu_op" and not event.is_async()]
+    called = [(e.start_ns(), e.end_ns(), e.name()) for e in calls if e.start_thread_id() == whole.start_thread_id()]
+    names = {event.correlation_id(): event.name() for event in calls}
+    ran = [event for event in events if event.activity_type() in _KERNELS]
+    # A kernel's name is its operator's; its own if it communicates, or if nobody knows who launched it.
+    known = [None if "nccl" in event.name() else names.get(event.linked_correlation_id()) for event in ran]
+    kernels = [(e.start_ns(), e.end_ns(), name or e.name()) for e, name in zip(ran, known, strict=True)]
 
     def at(nanoseconds: int) -> float:
         return finished - (last - nanoseconds) / 1e9
@@ -101,13 +105,3 @@ def _read(events: list, begun: float, ended: float) -> Profile:
             spans.append(Span(name, kind_of(name), at(start), at(end), goes_on))
     operators = sum(name.startswith("aten::") for _, _, name in called)
     return Profile(at(first), finished, tuple(spans), operators, bool(kernels))
-
-
-def _is_call(event) -> bool:
-    """Not what another thread does for it meanwhile, nor CUDA's own functions, whose numbers are not the operators'."""
-    return event.activity_type() == "cpu_op" and not event.is_async()
-
-
-def _launched_by(event, names: dict[int, str]) -> str:
-    """The operator that launched a kernel; of communication, and where that is not known, the kernel's own name."""
-    return event.name() if "nccl" in event.name() else names.get(event.linked_correlation_id(), event.name())

@@ -9,7 +9,7 @@ import torch
 
 
 class Times(NamedTuple):
-    """Seconds of each repetition, in order, and of the calls before them, which do not count."""
+    """Holds the seconds of each repetition, in order, and of the warm-up calls before them, which don't count."""
 
     all: tuple[float, ...]
     warmup: tuple[float, ...] = ()
@@ -18,34 +18,23 @@ class Times(NamedTuple):
     def median(self) -> float:
         return statistics.median(self.all)
 
-    @property
-    def least(self) -> float:
-        return min(self.all)
-
-    @property
-    def most(self) -> float:
-        return max(self.all)
-
 
 def seconds(
-    function: Callable,
-    *args,
-    repeats: int = 10,
-    warmup: int = 2,
-    device: torch.device | str = "cpu",
-    **kwargs,
+    function: Callable, *args, repeats: int = 10, warmup: int = 2, device: torch.device | str = "cpu", **kwargs
 ) -> Times:
-    """Calls the function warmup + repeats times, and times each call to the end of what it
-    asked the device to do.
+    """Times each of many calls, to the end of what it asked the device to do.
 
-    The first calls pay for what later ones find done: allocated memory, chosen algorithms,
-    compiled code, caches. What the function leaves under way elsewhere, such as a
-    collective with async_op=True, it must wait for itself.
-    Raises ValueError for fewer than one repetition, or a negative number of warm-up calls.
+    repeats: calls that count, 1 or more
+    warmup: calls before them, 0 or more; they pay for what later ones find done, such as
+        allocated memory, chosen algorithms, compiled code, caches
+    device: what must have finished; the function itself must wait for what it leaves under
+        way elsewhere, such as a collective with async_op=True
+
+    Raises ValueError for other numbers of calls.
     """
     if repeats < 1 or warmup < 0:
-        given = f"repeats={repeats}, warmup={warmup}"
-        raise ValueError(f"{given}: give one repetition or more, and 0 warm-up calls or more")
+        few = f"repeats={repeats}, warmup={warmup}"
+        raise ValueError(f"{few}: give one repetition or more, and 0 warm-up calls or more")
     found = []
     for _ in range(warmup + repeats):
         synchronise(device)
@@ -57,8 +46,6 @@ def seconds(
 
 
 def synchronise(device: torch.device | str = "cpu") -> None:
-    """Waits until the device has done all that it was asked for; a CPU's operators are done
-    when they return.
-    """
+    """Waits until the device has done all it was asked for; a CPU's operators are done when they return."""
     if torch.device(device).type != "cpu":
         torch.accelerator.synchronize(device)

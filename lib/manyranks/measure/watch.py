@@ -5,7 +5,7 @@ import re
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from manyranks.measure.aliases import replaced
 from manyranks.measure.elsewhere import Elsewhere
 from manyranks.measure.journal import Journal, Stopped, frames
 from manyranks.measure.memory import PeakBytes
@@ -257,9 +258,10 @@ ALL_MAKE_ALL = (
 
 
 @contextmanager
-def groups_compared() -> Iterator[list[list[int]]]:
+def groups_compared(function: Callable) -> Iterator[list[list[int]]]:
     """Inside, the ranks of each new group are noted, and compared with what the other ranks make at once. All ranks come in.
 
+    function: the learner's, which makes them
     Where they make different groups, torch waits for ranks that never come, or mixes groups up: which of them is chance.
     """
     store, before, made = distributed_c10d._get_default_store(), dist.new_group, []
@@ -278,8 +280,5 @@ def groups_compared() -> Iterator[list[list[int]]]:
         made.append(mine)
         return before(ranks, *args, **kwargs)
 
-    dist.new_group = distributed_c10d.new_group = new_group
-    try:
+    with replaced({(module, "new_group"): new_group for module in (dist, distributed_c10d)}, function):
         yield made
-    finally:
-        dist.new_group = distributed_c10d.new_group = before

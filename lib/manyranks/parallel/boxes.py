@@ -88,20 +88,23 @@ def _whole(name: str, tensor: Tensor) -> list[Box]:
 
 
 def of_range(
-    name: str, values_E: Tensor, first: int, shape: Iterable[int], cut: Cut | None = None
+    name: str, values_E: Tensor, first: int, shape: Iterable[int], *cuts: Cut | None
 ) -> list[Box]:
     """Elements of this rank's part of a whole tensor, as boxes of the whole one.
 
-    shape: of the part, cut: where it lies, with its filling, which is left out; None: the
-    part is the whole. values_E: the part's elements from number `first` on, row by row.
+    shape: of the part, cuts: where it lies, each in another dim, with its filling, which is
+    left out; None: it has all. values_E: its elements from number `first` on, row by row.
     """
     whole, found, at = list(shape), [], 0
-    if cut:
+    cuts = [cut for cut in cuts if cut]
+    for cut in cuts:
         whole[cut.dim] = cut.size
     for offsets, sizes in rectangles(tuple(shape), first, first + values_E.numel()):
         tensor = values_E[at : at + math.prod(sizes)].view(sizes)
         at += tensor.numel()
-        placed = _placed(offsets, tensor, cut) if cut else [(offsets, tensor)]
+        placed = [(offsets, tensor)]
+        for cut in cuts:
+            placed = [there for each in placed for there in _placed(*each, cut)]
         found += [Box(name, tuple(whole), *each) for each in placed if each[1].numel()]
     return found
 

@@ -11,6 +11,7 @@ the first by all the others' product. So the last axis lies inside a node, the f
 """
 
 import functools
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ AXES = ("pp", "dp", "cp", "tp")
 # parameters, but for experts. ZeRO's shards lie next to each other, replicas (HSDP) far
 # apart; so do the ranks that together have all experts, and those that have the same ones.
 SHARED = ("data", "shards", "replicas", "ep", "ep_replicas")
-_PLANES = (("replicas", "shards"), ("ep_replicas", "ep"))
+FOLDED = ("etp", "ep", "ep_replicas")  # of all ranks of a stage, where etp is given
+_PLANES = (("replicas", "shards"), ("ep_replicas", "ep"), ("ep_replicas", "ep", "etp"))
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class Mesh:
 
     dp_shard: data-parallel ranks that share one copy of ZeRO's states, None for all; with
     the context-parallel ones they are the axis `shards`, and dp/dp_shard are `replicas`.
+    etp: ranks that cut each expert. Where it's given, experts have axes of their own on the
+    dp·cp·tp ranks of a stage: etp of them are neighbors, ep come next, and then those with
+    the same part of the same experts. None: experts are whole, on each of tp ranks.
     order: of the axes, the outermost first.
     Raises ValueError, naming the field, for what is no degree, and for degrees that do not
     go together.
@@ -46,18 +51,24 @@ class Mesh:
     ep: int = 1
     dp_shard: int | None = None
     order: tuple[str, ...] = AXES
+    etp: int | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "order", tuple(self.order))
-        for name in (*AXES, "ep", "dp_shard"):
+        for name in (*AXES, "ep", "dp_shard", "etp"):
             _check_degree(name, getattr(self, name))
         if sorted(self.order) != sorted(AXES):
             raise ValueError(f"order={self.order}: give {', '.join(AXES)}, each once")
         self._check_shared()
 
     def _check_shared(self) -> None:
-        data = self.dp * self.cp
-        if data % self.ep:
+        data, folded = self.dp * self.cp, self.etp is not None
+        if folded and data * self.tp % (each := self.etp * self.ep):
+            raise ValueError(
+                f"etp·ep = {self.etp}·{self.ep} = {each} does not divide dp·cp·tp = "
+                f"{data * self.tp}: choose a divisor of it"
+            )
+        if not folded and data % self.ep:
             raise ValueError(
                 f"ep={self.ep} does not divide dp·cp = {self.dp}·{self.cp} = {data}: "
                 f"choose a divisor of {data}"
@@ -68,7 +79,7 @@ class Mesh:
                 f"= dp, so choose a divisor of {self.dp}"
             )
         shards = self.size("shards")
-        if shards % self.ep and self.ep % shards:
+        if not folded and shards % self.ep and self.ep % shards:
             raise ValueError(
                 f"ep={self.ep} and dp_shard·cp = {shards}: choose them so that one divides "
                 "the other"
@@ -79,11 +90,14 @@ class Mesh:
         return self.dp * self.pp * self.cp * self.tp
 
     def size(self, axis: str) -> int:
-        """Ranks of each group of an axis of AXES or SHARED; ValueError for others."""
-        _check_axis(axis)
+        """Ranks of each group of such an axis; ValueError for others."""
+        self._check_axis(axis)
         shards, data = (self.dp_shard or self.dp) * self.cp, self.dp * self.cp
         sizes = {"data": data, "shards": shards, "replicas": data // shards}
         sizes |= {"ep": self.ep, "ep_replicas": data // self.ep}
+        if self.etp is not None:
+            sizes |= {"etp": self.etp}
+            sizes["ep_replicas"] = data * self.tp // (self.etp * self.ep)
         return sizes[axis] if axis in sizes else getattr(self, axis)
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -114,10 +128,14 @@ class Mesh:
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
         """The ranks that share an axis with this one, itself among them, rising.
 
-        axis: of AXES or SHARED. Raises ValueError for another, and for no such rank.
+        axis: of AXES or SHARED, or with etp of FOLDED. Raises ValueError for another, and
+        for no such rank.
         """
-        _check_axis(axis)
+        self._check_axis(axis)
         own = self.coordinates(rank)
+        if self.etp is not None and axis in FOLDED:
+            stage = self.stage(rank)
+            return tuple(stage[place] for place in self._folded(axis, stage.index(rank)))
         if axis in AXES:
             return tuple(self.rank(**own | {axis: at}) for at in range(self.size(axis)))
         outer, inner = (name for name in self.order if name in ("dp", "cp"))
@@ -125,6 +143,24 @@ class Mesh:
         places = self._places(axis, own[outer] * size + own[inner])
         pairs = [divmod(place, size) for place in places]
         return tuple(self.rank(**own | {outer: o, inner: i}) for o, i in pairs)
+
+    def stage(self, rank: int) -> list[int]:
+        """All ranks of this one's pipeline stage, rising."""
+        own, axes = self.coordinates(rank), [axis for axis in self.order if axis != "pp"]
+        places = itertools.product(*(range(self.size(axis)) for axis in axes))
+        return [self.rank(**own | dict(zip(axes, at, strict=True))) for at in places]
+
+    def _folded(self, axis: str, at: int) -> range:
+        """In the row of a stage's ranks, those that share an axis of FOLDED with one."""
+        apart = {"etp": 1, "ep": self.etp, "ep_replicas": self.etp * self.ep}[axis]
+        whole = apart * self.size(axis)
+        first = at // whole * whole
+        return range(first + at % apart, first + whole, apart)
+
+    def _check_axis(self, axis: str) -> None:
+        known = dict.fromkeys((*AXES, *SHARED, *(FOLDED if self.etp is not None else ())))
+        if axis not in known:
+            raise ValueError(f"axis={axis!r}: choose one of {', '.join(known)}")
 
     def _places(self, axis: str, at: int) -> range:
         """In a row of dp·cp ranks, those of an axis of SHARED that one of them is among."""
@@ -210,29 +246,33 @@ class Here:
         self._device, self._groups = device, {}
         for axis in AXES:
             self._groups[mesh.group(axis, rank)] = self.device_mesh.get_group(axis)
-        for axis in SHARED:  # many are an axis of their own
+        folded = FOLDED if mesh.etp is not None else ()
+        for axis in (*SHARED, *folded):  # many are an axis of their own
             if (ranks := mesh.group(axis, rank)) not in self._groups:
                 group = dist.new_group(ranks, use_local_synchronization=True)
                 self._groups[ranks] = group
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The ranks that share an axis of AXES or SHARED with this one; ValueError else."""
+        """The ranks that share such an axis with this one; ValueError for another."""
         return self._groups[self.mesh.group(axis, self.rank)]
 
-    def plane(self, outer: str, inner: str, **names: str) -> DeviceMesh:
+    def plane(self, *axes: str, **names: str) -> DeviceMesh:
         """The ranks of `data` by two axes: replicas × shards, or ep_replicas × ep.
 
+        With etp, it's the ranks of a stage: ep_replicas × ep × etp.
         names: what the axes are called in it, if not so. Raises ValueError for other axes.
         """
-        if (outer, inner) not in _PLANES:
-            planes = " or ".join(" × ".join(pair) for pair in _PLANES)
-            raise ValueError(f"{outer} × {inner}: choose {planes}")
-        ranks = torch.tensor(self.mesh.group("data", self.rank), device="cpu")
+        folded = self.mesh.etp is not None and "ep" in axes
+        if axes not in _PLANES or folded != (len(axes) == 3):
+            planes = " or ".join(" × ".join(each) for each in _PLANES)
+            raise ValueError(f"{' × '.join(axes)}: choose {planes}, the last one with etp")
+        of = self.mesh
+        ranks = of.stage(self.rank) if folded else of.group("data", self.rank)
         return DeviceMesh.from_group(
-            [self.group(outer), self.group(inner)],
+            [self.group(axis) for axis in axes],
             self._device,
-            mesh=ranks.view(self.mesh.size(outer), self.mesh.size(inner)),
-            mesh_dim_names=(names.get(outer, outer), names.get(inner, inner)),
+            mesh=torch.tensor(ranks, device="cpu").view([of.size(axis) for axis in axes]),
+            mesh_dim_names=tuple(names.get(axis, axis) for axis in axes),
         )
 
 
@@ -242,7 +282,7 @@ def _here(mesh: Mesh, device: str, default: dist.ProcessGroup) -> Here:
 
 
 def _check_degree(name: str, degree: object) -> None:
-    if degree is None and name == "dp_shard":
+    if degree is None and name in ("dp_shard", "etp"):
         return
     if type(degree) is not int or degree < 1:
         raise ValueError(f"{name}={degree!r}: a degree is a whole number, 1 or more")
@@ -253,8 +293,3 @@ def _check_place(name: str, at: object, size: int) -> None:
         raise ValueError(
             f"{name}={at!r}: this mesh has {size}; choose one of 0 to {size - 1}"
         )
-
-
-def _check_axis(axis: str) -> None:
-    if axis not in (*AXES, *SHARED):
-        raise ValueError(f"axis={axis!r}: choose one of {', '.join((*AXES, *SHARED))}")

@@ -127,7 +127,8 @@ class Replicas(namedtuple("Replicas", "model cluster dp microbatch overlap criti
     @functools.cached_property
     def scenario(self) -> Scenario:
         """Data parallelism alone, nothing sharded. Raises ValueError for a name that there is not, and numbers below 1."""
-        plan = Plan(dp=self.dp, seq=1024, microbatch=self.microbatch, zero=0, recompute="none", overlap=self.overlap)
+        how = {"zero": 0, "recompute": "none", "overlap": self.overlap, "stack": "megatron-bridge-graphs"}
+        plan = Plan(dp=self.dp, seq=1024, microbatch=self.microbatch, **how)
         return Scenario(SHAPES[self.model], plan, clusters[self.cluster])
 
     @property

@@ -325,7 +325,7 @@ class Degrees(namedtuple("Degrees", "model cluster pp ep tp limit imbalance sche
         chip = CLUSTERS[self.cluster].accelerator
         precision = precision if chip.flops_fp8 > chip.flops else "bf16"
         degrees = {"dp": dp, "pp": self.pp, "tp": self.tp, "ep": self.ranks}
-        plan = Plan(**degrees, seq=4096, batch=batch, precision=precision, schedule=self.schedule)
+        plan = Plan(**degrees, seq=4096, batch=batch, precision=precision, schedule=self.schedule, stack="hai-llm")
         shape = replace(whole, expert_groups=groups, groups_per_token=chosen)
         return Scenario(shape, plan, CLUSTERS[self.cluster], self.imbalance)
 

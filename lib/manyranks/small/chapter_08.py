@@ -16,8 +16,8 @@ _kept: dict = {}  # on a rank: its experts, its tokens' choices, and the groups 
 
 @OnRanks
 def expert(values, ranks, say):
-    """A layer of 16 experts on 2 to 8 ranks in two "nodes", forward and backward in float32: bytes on the socket against what
-    theory makes of the router's choices, and the bytes of a rank's experts."""
+    """A layer of 16 experts, each whole on its rank (etp = 1), on 2 to 8 ranks in two "nodes", forward and backward in float32:
+    bytes on the socket against what theory makes of the router's choices, and the bytes of a rank's experts."""
     n = few(values["ep"])
     full = min(values["imbalance"], most_imbalance(EXPERTS, TOP_K, n))
     say(0.2, f"{n} ranks with {EXPERTS // n} of {EXPERTS} experts each")
@@ -30,9 +30,10 @@ def expert(values, ranks, say):
         counted = world.measure(_layer, hops)
         most = max((counted.sent_bytes or counted.payload_bytes).values())
         rows.append(Beside(f"sent by the busiest rank, {name}", max(sent.payload), most))
-    rows.append(Beside("a rank's experts", EXPERTS // n * 3 * HIDDEN * FFN * 4, max(held)))
+    rows.append(Beside("a rank's whole experts", EXPERTS // n * 3 * HIDDEN * FFN * 4, max(held)))
     loads = theory.of_ranks(theory.counts(routing, EXPERTS), n)
-    where = f"{n} ranks of this machine, {NODES} nodes, {TOKENS} tokens per rank, fullest ÷ mean {theory.imbalance(loads):.2f}"
+    where = f"{n} ranks of this machine, {NODES} nodes, etp = 1, {TOKENS} tokens per rank"
+    where += f", fullest ÷ mean {theory.imbalance(loads):.2f}"
     return Small(where, tuple(rows))
 
 

@@ -222,6 +222,8 @@ def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kerne
     grouped = mlp(shape, plan, shape.expert_ffn, imbalance * routed, plan.expert_tp)
     loaded = [_of_experts(kernel, local, plan.recipe.matmul) for kernel in grouped]
     shared = shape.shared_experts * shape.shared_ffn
+    # Summed on arrival; Megatron sorts it first, where it was computed. Tokens that travel in 8 bits do so in DeepEP's kernels.
+    back = moved("route", routed * h, 4 if plan.framework.sends_8_bits else 4 + 4 * imbalance)
     padded = [moved("pad", imbalance * routed * h, 4)] if plan.recipe.quantised and plan.framework.pads else []
     return [
         unquantised("route", T, shape.experts, h, plan),
@@ -229,7 +231,7 @@ def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kerne
         *padded,
         *loaded,
         *padded,
-        moved("route", (1 + imbalance) / 2 * routed * h, 8),  # sorted to be sent back, and summed on arrival
+        back,
         *(mlp(shape, plan, shared) if shared else []),
     ]
 

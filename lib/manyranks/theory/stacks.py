@@ -61,8 +61,8 @@ class Copies(NamedTuple):
 _FUSED, _NO_MORE, _NO_COPIES = Moved(), Keeps(), Copies()
 
 
-# Seconds, a round number. With PyTorch 2.13 on one core a layer of a GPT with next to nothing to compute takes 440 µs forward and
-# 515 backward, for 12 and 24 of theory.layer's kernels. A GPU's host has a core that is up to twice as fast.
+# Seconds, a round number. With PyTorch 2.13 on one core a layer of a GPT with next to nothing to compute takes 440 µs forward
+# and 515 backward, for 12 and 24 of theory.layer's kernels. A GPU's host has a core that is up to twice as fast.
 _HOST = 20e-6
 # 80 µs, fitted: what Megatron takes to launch one of theory.layer's kernels, with modules, autograd functions, random states
 # and views. Qwen3-30B on H100s takes 79 µs (layers of 9.5 ms for 121 launches, Megatron-Bridge 26.04), small GPTs on A100s 80

@@ -16,7 +16,7 @@ sequences, too: dp·pp·cp·tp ranks. The command starts its own ranks; under to
 the ranks that are there."""
 _RANKS = 4  # of data parallelism alone
 # Those of theory's Plan that make a run one of a plan. The others it shares with one of none.
-_OF_PLAN = ("tp", "pp", "cp", "ep", "dp_shard", "microbatch", "schedule", "virtual")
+_OF_PLAN = ("tp", "pp", "cp", "ep", "etp", "dp_shard", "microbatch", "schedule", "virtual")
 _OF_PLAN += ("sequence_parallel", "context", "embedding_slots")
 _USUAL = {field.name: field.default for field in fields(Plan)}
 
@@ -177,6 +177,12 @@ def _add_ranks(made: argparse.ArgumentParser) -> None:
     _number(group, "--pp", 1, "pipeline parallelism: ranks with other layers")
     _number(group, "--cp", 1, "context parallelism: ranks that share each sequence")
     _number(group, "--ep", 1, "expert parallelism: ranks of dp·cp that share the experts")
+    group.add_argument(
+        "--etp",
+        type=int,
+        metavar="N",
+        help="ranks that cut each expert; then experts share all dp·cp·tp ranks (whole experts)",
+    )
     group.add_argument(
         "--zero",
         type=int,

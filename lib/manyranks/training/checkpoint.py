@@ -22,7 +22,7 @@ from manyranks.parallel.boxes import Box
 from manyranks.parallel.pipeline.split import Stage
 from manyranks.parallel.precision import MasterOptimizer, make_states
 from manyranks.parallel.shard import local
-from manyranks.parallel.tensor.cuts import Cut, equal
+from manyranks.parallel.tensor.cuts import Cut
 from manyranks.parallel.zero import ZeroOptimizer
 from manyranks.theory import failures
 from manyranks.training.spread import Parts, Spread, Together
@@ -237,12 +237,12 @@ def boxes_of(spread: Spread) -> Iterator[Box]:
     parts, states = spread.parts, _states(spread)
     for parameter, first, master in _held(spread):
         name, whole = parts.names[parameter], getattr(parameter, "whole", parameter)
-        cut = _cut(parts, parameter, len(whole) if whole.ndim else 1)
+        cuts = _cuts(parts, parameter, whole.shape)
         moments = states.get(master, {})  # a frozen one has none
         of_kind = {"parameter": master} | {kind: moments[kind] for kind in _MOMENTS if moments}
         for kind, values in of_kind.items():
             values_E = local(values).detach().view(-1)
-            yield from boxes.of_range(f"{kind}.{name}", values_E, first, whole.shape, cut)
+            yield from boxes.of_range(f"{kind}.{name}", values_E, first, whole.shape, *cuts)
     persistent = parts.model.state_dict()
     for name, buffer in parts.model.named_buffers():
         if name in persistent:
@@ -286,12 +286,12 @@ def _optimizers(spread: Spread) -> list:
     return own.optimizers if isinstance(own, Together) else [own]
 
 
-def _cut(parts: Parts, parameter: nn.Parameter, length: int) -> Cut | None:
-    """Finds where this rank's part, of this length, lies in the whole; None if it has all."""
+def _cuts(parts: Parts, parameter: nn.Parameter, shape: torch.Size) -> list[Cut]:
+    """Finds where this rank's part, of this shape, lies in the whole; none if it has all."""
+    name = parts.names[parameter]
     if parts.experts and parameter in set(parts.experts.expert_parameters()):
-        degree = parts.experts.degree
-        return equal(length * degree, degree, parts.experts.place)
-    return parts.tensor.cuts.get(parts.names[parameter]) if parts.tensor else None
+        return parts.experts.cuts(name, shape)
+    return [parts.tensor.cuts[name]] if parts.tensor and name in parts.tensor.cuts else []
 
 
 def _of_earlier_stages(parts: Parts) -> set[str]:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 
-from manyranks.theory.architecture import ModelShape
+from manyranks.theory.architecture import LatentAttention, ModelShape
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import Plan
 
@@ -24,6 +24,8 @@ class GPTConfig:
     and to every shared one. expert_ffn: of one of either; None: so that top_k of them are as large
     as one MLP, but at least 32. scores, expert_groups, groups_per_token, capacity, auxiliary,
     bias_speed: as parallel.expert.Router's. Experts need style "llama".
+    latent: sizes of multi-head latent attention, as DeepSeek-V2's, instead of kv_heads; None: each
+    head has keys and values of its own matrices. It needs style "llama".
     style: "llama" has RMSNorm, rotary positions, a gated SiLU MLP and no biases; "gpt2" has
     LayerNorm, learned positions, a GELU MLP and biases.
     Raises ValueError, naming the field, for sizes that are not allowed or do not go together.
@@ -50,6 +52,7 @@ class GPTConfig:
     capacity: float | None = None
     auxiliary: float = 0.0
     bias_speed: float = 0.0
+    latent: LatentAttention | None = None
 
     def __post_init__(self):
         if self.style not in STYLES:
@@ -62,6 +65,8 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout!r}: a probability, 0 or more and below 1")
         self._check_experts()
+        if self.latent is not None:
+            return self._check_latent()
         head_size = self.shape().head_size
         if head_size % 2 and self.style == "llama":
             raise ValueError(
@@ -74,12 +79,25 @@ class GPTConfig:
         usual = 4 * self.hidden if self.style == "gpt2" else -(-8 * self.hidden // 96) * 32
         ffn = usual if self.ffn is None else self.ffn
         sizes = (self.layers, self.hidden, ffn, self.heads, self.vocab, self.kv_heads)
-        options = {"tied": self.tied, "dropout": self.dropout > 0}
+        options = {"tied": self.tied, "dropout": self.dropout > 0, "latent": self.latent}
         if self.experts:
             options |= self._experts(ffn)
         if self.style == "gpt2":
             options |= {"gated": False, "norm": "layernorm", "bias": True, "positions": self.seq}
         return ModelShape(f"small {self.style}", *sizes, **options)
+
+    def _check_latent(self) -> None:
+        if self.style != "llama":
+            raise ValueError(
+                f"latent with style={self.style!r}: latent attention has rotary positions and no "
+                'biases; say style="llama"'
+            )
+        self.shape()  # raises for kv_heads, and for what is no LatentAttention
+        if self.latent.rope_size % 2:
+            raise ValueError(
+                f"latent.rope_size={self.latent.rope_size}: rotary positions turn pairs; give an "
+                "even size"
+            )
 
     def _check_experts(self) -> None:
         """What shape() does not: it knows sizes only, and divides by top_k."""

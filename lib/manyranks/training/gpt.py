@@ -4,6 +4,7 @@ It knows nothing of parallelism: techniques cut and replace its parts from outsi
 
     B batch   S, T sequence   H hidden size   A heads   G key/value heads   D head size
     P pairs of a head's numbers, D/2   V vocabulary   E features of heads   F feed-forward size
+    K a latent's size   R rotary numbers   U size of a value, where it isn't D
 """
 
 import math
@@ -71,7 +72,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: GPTConfig, moe: bool = False):
         super().__init__()
-        self.attention_norm, self.attention = norm(config), Attention(config)
+        attention = LatentAttention if config.latent else Attention
+        self.attention_norm, self.attention = norm(config), attention(config)
         self.mlp_norm, self.mlp = norm(config), _mixture(config) if moe else MLP(config)
         self.dropout = Dropout(config.dropout)
 
@@ -107,6 +109,41 @@ class Attention(nn.Module):
         return self.output(o_BASD.transpose(1, 2).flatten(2))
 
 
+class LatentAttention(nn.Module):
+    """All heads' keys and values are expanded from one latent a token, which is all that is kept.
+
+    A latent has no place; one rotary key that all heads share says where a token stands.
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    """
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        h, self.heads, self.sizes = config.hidden, config.heads, config.latent
+        q, k, r = self.sizes.q_rank, self.sizes.kv_rank, self.sizes.rope_size
+        features = self.heads * (self.sizes.nope_size + r)
+        self.query_down = nn.Linear(h, q, bias=False) if q else nn.Identity()
+        self.query_norm = nn.RMSNorm(q, eps=1e-5) if q else nn.Identity()
+        self.query_up = nn.Linear(q or h, features, bias=False)
+        self.kv_down, self.kv_norm = nn.Linear(h, k + r, bias=False), nn.RMSNorm(k, eps=1e-5)
+        up = self.heads * (self.sizes.nope_size + self.sizes.value_size)
+        self.kv_up = nn.Linear(k, up, bias=False)
+        self.output = nn.Linear(self.heads * self.sizes.value_size, h, bias=False)
+        self.core = LatentCore(config.dropout)
+
+    def forward(self, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
+        positions_S, sizes = _positions(positions_S, x_BSH), self.sizes
+        q_BSE = self.query_up(self.query_norm(self.query_down(x_BSH)))
+        q_BASD = q_BSE.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        own_BASD, place_BASR = q_BASD.split((sizes.nope_size, sizes.rope_size), -1)
+        q_BASD = torch.cat((own_BASD, rotated(place_BASR, positions_S)), -1)
+        c_BSK, key_BSR = self.kv_down(x_BSH).split((sizes.kv_rank, sizes.rope_size), -1)
+        up_ADK = self.kv_up.weight.unflatten(0, (self.heads, -1))
+        ups = up_ADK.split((sizes.nope_size, sizes.value_size), 1)
+        key_BSR = rotated(key_BSR[:, None], positions_S)[:, 0]
+        o_BASU = self.core(q_BASD, self.kv_norm(c_BSK), key_BSR, *ups)
+        return self.output(o_BASU.transpose(1, 2).flatten(2))
+
+
 class CausalAttention(nn.Module):
     """softmax(QKᵀ/√D + mask)V: a token sees itself and those that stand before it in k."""
 
@@ -130,6 +167,19 @@ class CausalAttention(nn.Module):
         later_ST = torch.ones(seq, seq, dtype=torch.bool, device=q_BASD.device).triu(1)
         weights_BAST = torch.softmax(scores_BAST.masked_fill(later_ST, -math.inf), -1)
         return self.dropout(weights_BAST) @ v_BATD
+
+
+class LatentCore(CausalAttention):
+    """Expands each head's keys and values from the latents; the rotary key ends every key."""
+
+    def forward(
+        self, q_BASD: Tensor, c_BSK: Tensor, key_BSR: Tensor, up_k_ADK: Tensor, up_v_AUK: Tensor
+    ) -> Tensor:
+        both_KE = torch.cat((up_k_ADK, up_v_AUK), 1).flatten(0, 1).mT.to(c_BSK.dtype)
+        both_BASE = (c_BSK @ both_KE).unflatten(-1, (len(up_k_ADK), -1)).transpose(1, 2)
+        k_BASD, v_BASU = both_BASE.split((up_k_ADK.shape[1], up_v_AUK.shape[1]), -1)
+        shared_BASR = key_BSR[:, None].expand(-1, len(up_k_ADK), -1, -1)
+        return super().forward(q_BASD, torch.cat((k_BASD, shared_BASR), -1), v_BASU)
 
 
 class MLP(nn.Module):

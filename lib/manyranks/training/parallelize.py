@@ -12,6 +12,7 @@ from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.schedules import Schedule
 from manyranks.parallel.pipeline.split import Stage, dealt
 from manyranks.theory import stages
+from manyranks.theory.nd.holds import unplaced
 from manyranks.theory.plan import Plan
 from manyranks.training.config import TrainingConfig
 from manyranks.training.gpt import GPT, CausalAttention, Layer
@@ -41,16 +42,22 @@ def parallelize(
     if plan.cp > 1:
         core, ring = "layers.*.attention.core", here.group("cp")
         own.context = ContextParallel(model, core, ring, plan.context)
-    if plan.ep > 1:
-        mesh = here.plane("ep_replicas", "ep", ep_replicas="replicas", ep="experts")
-        everyone, reduces = here.group("data"), plan.zero == 0
-        own.experts = ExpertParallel(model, group=everyone, mesh=mesh, reduces=reduces)
+    if plan.ep > 1 or (here and here.mesh.etp):
+        own.experts = _experts(model, plan, here)
     # Before ZeRO-3, so that a module's hooks, which gather it, run around its checkpoint.
     checkpoint_modules(model, lambda module: isinstance(module, _AGAIN[training.recompute]))
     own.note_names()
     if plan.pp > 1:
         own.take_stages(_stages(model, plan, own.context), schedule(plan))
     return Spread(own, training, wrapper, here.group("data") if here else group)
+
+
+def _experts(model: GPT, plan: Plan, here: Here) -> ExpertParallel:
+    """On axes of their own where the mesh has etp, else on the data-parallel ranks."""
+    axes = ("ep_replicas", "ep", "etp")[: 3 if here.mesh.etp else 2]
+    mesh = here.plane(*axes, ep_replicas="replicas", ep="experts", etp="tensor")
+    how = {"reduces": plan.zero == 0, "same_tokens": not plan.sequence_parallel and plan.tp > 1}
+    return ExpertParallel(model, group=here.group("data"), mesh=mesh, **how)
 
 
 def _stages(model: GPT, plan: Plan, context: ContextParallel | None) -> list[Stage]:
@@ -64,8 +71,9 @@ def _stages(model: GPT, plan: Plan, context: ContextParallel | None) -> list[Sta
 
 
 def mesh_of(plan: Plan) -> Mesh:
-    """Its axes."""
-    return Mesh(plan.dp, plan.pp, plan.cp, plan.tp, plan.ep, plan.dp_shard)
+    """Its axes. Experts have some of their own where theory.nd has no place for them."""
+    etp = plan.expert_tp if unplaced(plan) else None
+    return Mesh(plan.dp, plan.pp, plan.cp, plan.tp, plan.ep, plan.dp_shard, etp=etp)
 
 
 def schedule(plan: Plan) -> Schedule:

@@ -1,6 +1,5 @@
 """Which plans the trainer can run with the small GPT. Brings in no torch."""
 
-from manyranks.theory.nd.holds import unplaced
 from manyranks.theory.plan import Plan, multiples
 from manyranks.training.config import GPTConfig
 
@@ -15,9 +14,9 @@ def check_plan(gpt: GPTConfig, plan: Plan, ranks: int | None = None) -> None:
     plan.check(gpt.shape(), ranks)
     for wrong in (
         _sizes(gpt, plan),
+        _latent(gpt, plan),
         _pipeline(gpt, plan),
         _sharding(plan),
-        unplaced(plan),
         _not_there(plan),
     ):
         if wrong:
@@ -32,6 +31,20 @@ def _sizes(gpt: GPTConfig, plan: Plan) -> str:
         return f"seq={plan.seq} with cp={plan.cp}, whose zigzag has {chunks}: give {near}"
     if plan.cp > 1 and gpt.dropout:
         return f"dropout={gpt.dropout} with cp={plan.cp}, whose attention has none: say dropout=0"
+    return ""
+
+
+def _latent(gpt: GPTConfig, plan: Plan) -> str:
+    if gpt.latent and plan.tp > 1:
+        return (
+            f"tp={plan.tp} with latent attention, whose one rotary key all heads share: the small "
+            "GPT's isn't cut; say tp=1, and give its ranks to dp, cp, pp or ep"
+        )
+    if gpt.latent and plan.cp > 1 and plan.context != "ring":
+        return (
+            f"context={plan.context!r} with latent attention, whose latents travel in a ring; say "
+            "context='ring'"
+        )
     return ""
 
 

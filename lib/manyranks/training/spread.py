@@ -85,7 +85,7 @@ class Parts:
 
     def _kind(self, parameter: nn.Parameter, expert: bool, stages: tuple[int, ...]) -> Kind:
         copies, over = len({self.schedule.placement[s] for s in stages}) or 1, []
-        if self.tensor:
+        if self.tensor and not (expert and self.here.mesh.etp):  # these have axes of their own
             name = self.names[parameter]
             copies, over = copies * self.tensor.holders(name), self.tensor.summed_over(name)
         return Kind(parameter.ndim >= 2, expert, over[0] if over else None, copies)
@@ -143,7 +143,9 @@ class Spread:
     def clip(self, most: float) -> Tensor:
         """Scales all gradients so that the whole model's norm is at most that; after complete()."""
         stepped, here, zero = self.stepped(), self.parts.here, self.training.zero
-        if not zero and not (here and here.mesh.pp * here.mesh.tp * here.mesh.ep > 1):
+        if not zero and not (
+            here and here.mesh.pp * here.mesh.tp * here.mesh.ep * (here.mesh.etp or 1) > 1
+        ):
             # Every rank has the whole mean gradient, so its norm needs no message.
             return nn.utils.clip_grad_norm_([tensor for tensor, _ in stepped], most)
         holders = [kind.copies * self._copies(kind) for _, kind in stepped]

@@ -54,7 +54,7 @@ def left(disk):
 
 def test_data_is_safe_after_fsync_and_names_after_fsync_of_the_folder(tmp_path):
     disk = Disk({FILE: b"old"}, [], f"{tmp_path / 'notes'}")
-    with disk.mounted():
+    with disk.mounted(None):
         with open(f"{FILE}.tmp", "wb") as file:
             file.write(b"new")
             assert disk.files[f"{FILE}.tmp"] == b""  # Python has it
@@ -73,7 +73,7 @@ def test_data_is_safe_after_fsync_and_names_after_fsync_of_the_folder(tmp_path):
 
 def test_a_file_that_is_written_in_place_can_be_anything(tmp_path):
     disk = Disk({FILE: b"old"}, [], f"{tmp_path / 'notes'}")
-    with disk.mounted():
+    with disk.mounted(None):
         with open(FILE, "r+b", buffering=0) as file:
             file.write(b"new")
         disk._note("")
@@ -87,7 +87,7 @@ def test_a_file_that_is_written_in_place_can_be_anything(tmp_path):
 
 def test_a_full_disk_raises_and_what_is_opened_is_counted(tmp_path):
     disk = Disk({FILE: b"old"}, [], f"{tmp_path / 'notes'}", full=True)
-    with disk.mounted():
+    with disk.mounted(None):
         with open(f"{FILE}.tmp", "wb") as file, pytest.raises(OSError, match="No space left"):
             os.fsync(file)
         with open(FILE, "rb") as file:

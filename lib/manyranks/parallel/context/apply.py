@@ -29,6 +29,7 @@ from manyranks.parallel.context.exchange import (
     ring_ulysses_attention,
     ulysses_attention,
 )
+from manyranks.parallel.context.latent import latent_attention
 from manyranks.parallel.context.layouts import TILE, Mask
 from manyranks.parallel.context.ring import Group, ring_attention
 from manyranks.parallel.parts import Accumulating, check_mesh, matching, sum_gradients
@@ -54,7 +55,7 @@ class ContextParallel(Accumulating):
     module: the same on every rank, called as module(tokens_BS, positions_S); it is changed
         in place
     cores: a pattern of the names of its modules that are called with q_BASD, k_BGSD and
-        v_BGSD: they are replaced
+        v_BGSD, or in a ring as latent_attention is: they are replaced
     group: the ranks that share a sequence, None for all
     attention: "ring", "all-gather", "ulysses" or "ring-ulysses"
     mesh: for "ring-ulysses", of the group's ranks in their order
@@ -87,6 +88,7 @@ class ContextParallel(Accumulating):
         Mask(**how)  # raises
         how["mesh" if mesh else "group"] = mesh or group
         self.attention = partial(ATTENTION[attention], **how)
+        self._latent = partial(latent_attention, **how) if attention == "ring" else None
         self._documents_BT: Tensor | None = None
         for name, core in found:
             _check_core(name, core)
@@ -150,7 +152,10 @@ class ContextParallel(Accumulating):
             sum_gradients(self.module.parameters(), self.group)
 
     def _attend(self, *qkv: Tensor) -> Tensor:
-        return self.attention(*qkv, documents_BT=self._documents_BT)
+        attention = self.attention if len(qkv) == 3 else self._latent
+        if attention is None:
+            raise ValueError("latents travel in a ring only: say attention='ring'")
+        return attention(*qkv, documents_BT=self._documents_BT)
 
 
 class _Core(nn.Module):
@@ -159,7 +164,7 @@ class _Core(nn.Module):
         self.name, self.attend = name, attend
 
     def forward(self, *qkv: Tensor, **named: Any) -> Tensor:
-        if len(qkv) != 3 or named:
+        if len(qkv) not in (3, 5) or named:
             given = ", ".join([*(type(x).__name__ for x in qkv), *named])
             raise ValueError(
                 f"{self.name} is called with {given}, not with q, k and v; {_WAY_OUT}"

@@ -1,30 +1,37 @@
-"""Expert parallelism: many feed-forward parts, of which a token uses a few, on many ranks.
+"""Expert parallelism: many feed-forward parts on many ranks; a token uses a few.
 
-    routing     which experts a token goes to, and how much of each it takes
-    capacity    how many copies an expert takes, and which are dropped
-    balance     two ways to keep the experts equally busy
-    experts     experts side by side, and rows sorted for them
-    dispatch    rows to the ranks of their experts, and back
+    dispatch    a layer, from tokens to outputs: route, sort, send, compute, send home
+    router      scores and gates; what is dropped, and how experts stay equally busy
     two_hops    one copy to each node, then inside it
     apply       a whole model from outside
     families    experts of some models of transformers
+    checks      what is refused
 
 Source: GShard, arXiv 2006.16668; Switch Transformers, arXiv 2101.03961; DeepSeek-V3,
 arXiv 2412.19437, sections 2.1.2 and 3.2.2.
 """
 
 from manyranks.parallel.expert.apply import ExpertParallel
-from manyranks.parallel.expert.balance import (
+from manyranks.parallel.expert.dispatch import (
+    Experts,
+    Routing,
+    by_expert,
+    choose,
+    grouped,
+    here,
+    in_slices,
+    one_hop,
+)
+from manyranks.parallel.expert.families import take_over
+from manyranks.parallel.expert.router import (
+    Router,
     auxiliary_loss,
+    capacity,
+    drop,
     move_biases,
     new_bias,
     take_counts,
 )
-from manyranks.parallel.expert.capacity import capacity, drop
-from manyranks.parallel.expert.dispatch import one_hop
-from manyranks.parallel.expert.experts import Experts, by_expert, grouped, here
-from manyranks.parallel.expert.families import take_over
-from manyranks.parallel.expert.routing import Router, Routing, choose
 from manyranks.parallel.expert.two_hops import two_hops
 
 __all__ = [
@@ -39,6 +46,7 @@ __all__ = [
     "drop",
     "grouped",
     "here",
+    "in_slices",
     "move_biases",
     "new_bias",
     "one_hop",

@@ -5,11 +5,13 @@
     (loss(model(tokens_BS), targets_BS) + model.auxiliary_loss()).backward()
     model.finish(); optimizer.step()
 
-Every rank has sequences of its own and, of each layer, E/e experts; e ranks have them all.
+Every rank has its own sequences and E/e experts of each layer; e ranks have them all.
+With an axis "tensor" t ranks cut each expert, and e·t ranks have them all. These may be
+others than those that cut attention: see training.parallelize.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -19,41 +21,40 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import clipping, replicas, sharding
 from manyranks.parallel.collectives.messages import members
-from manyranks.parallel.expert.balance import move_biases, take_counts
-from manyranks.parallel.expert.dispatch import Group, one_hop
-from manyranks.parallel.expert.experts import Experts
-from manyranks.parallel.expert.routing import Router
+from manyranks.parallel.expert import checks
+from manyranks.parallel.expert.dispatch import Experts, Group, in_slices, one_hop
+from manyranks.parallel.expert.router import Router, move_biases, take_counts
 from manyranks.parallel.expert.two_hops import two_hops
 from manyranks.parallel.parts import (
     Accumulating,
-    check_mesh,
     matching,
     only_whole,
     saves,
     sum_gradients,
 )
-
-AXES = (
-    ("replicas", "experts"),
-    ("experts",),
-    ("replicas", "nodes", "inside"),
-    ("nodes", "inside"),
-)
+from manyranks.parallel.tensor.cuts import Cut, equal
 
 
 class ExpertParallel(Accumulating):
     """A model whose experts are dealt to ranks; all else of it is on every rank.
 
-    module: changed in place; its weights become those of the group's rank 0. experts: a
-    pattern of the names of its Experts. group: all ranks that share the batch. mesh: of
-    those ranks, in their order, with the axes "replicas" (if there are any) and "experts",
-    or for two hops "nodes" and "inside" instead; None: all are one expert-parallel group.
-    reduces: False leaves gradients to others, as to two ZeroOptimizers: dense_parameters()
-    are for the group, expert_parameters() for .replicas, the ranks with the same experts.
+    module: changed in place; its weights become those of the group's rank 0
+    experts: a pattern of the names of its Experts
+    group: all ranks that share the batch
+    mesh: of those ranks, in their order, with the axes "replicas" (if there are any) and
+        "experts", or for two hops "nodes" and "inside" instead; then "tensor", the ranks
+        that cut each expert, if any. None: all are one expert-parallel group. Beside
+        tensor parallelism, whose ranks share a loss, the mesh has all of them, and the
+        group has one of each
+    reduces: False leaves gradients to others, as to FSDP or two ZeroOptimizers:
+        dense_parameters() are for the group, expert_parameters() for .replicas, the ranks
+        with the same experts
+    same_tokens: the ranks of "tensor" have the same tokens, as without sequence parallelism
+
     .load_LE: after finish(), the copies that each expert of each layer was to get, over all
     ranks and micro-batches of the step.
     Raises ValueError for a mesh of other axes or ranks, for models that differ, for routers
-    of different sizes, and where the ranks do not divide the experts.
+    of different sizes, and where the ranks don't divide the experts.
     """
 
     def __init__(
@@ -63,22 +64,30 @@ class ExpertParallel(Accumulating):
         group: Group = None,
         mesh: DeviceMesh | None = None,
         reduces: bool = True,
+        same_tokens: bool = False,
     ):
         super().__init__(module)
         sharding.refuse_shards(module.named_parameters(), "ExpertParallel")
-        self.group, self.ranks = group, len(members(group).ranks)
-        self.replicas, self._axes = _groups(mesh, group)
-        self.degree = math.prod(dist.get_world_size(axis) for axis in self._axes)
-        self.reduces = reduces
+        self.group, self.ranks, self.reduces = group, len(members(group).ranks), reduces
+        groups = {"experts": group}
+        if mesh is not None:
+            checks.check_mesh(mesh, group)
+            groups = {name: mesh.get_group(name) for name in mesh.mesh_dim_names}
+        alike, self._slices = groups.pop("replicas", None), groups.pop("tensor", None)
+        self._axes = list(groups.values())
+        self.degree = math.prod(map(dist.get_world_size, self._axes))
+        self.width = dist.get_world_size(self._slices) if self._slices else 1
+        self.sharers = mesh.mesh.numel() // self.ranks if mesh else 1
         self._names = {name for name, _ in matching(module, experts)}
-        _check(self._experts, self._routers, self.degree)
+        checks.check_experts(self._experts, Experts, self.degree, self.width)
+        checks.check_routers(self._routers, self.sharers)
         replicas.check_same(module, group)
         replicas.broadcast([*module.parameters(), *module.buffers()], group)
-        self._deal()
-        if self.degree > 1:
-            saves(module, only_whole)
-            own = self.expert_parameters()
-            clipping.refuse_alone(own, "the ExpertParallel model's own clip_grad_norm_")
+        self.replicas = alike or _alone()
+        self._deal(same_tokens)
+        self._counted = [group]  # whose tokens load_LE counts: the group's, and so on
+        if self.sharers > 1 and not same_tokens:
+            self._counted = [self.replicas, *self._axes, self._slices]
         for router in self._routers:
             router.ranks, router.group = self.ranks, group
         self.load_LE: Tensor | None = None
@@ -94,11 +103,11 @@ class ExpertParallel(Accumulating):
         return [part for part in self.module.modules() if isinstance(part, Router)]
 
     def forward(self, *args, **kwargs):
-        """The module's. All ranks of the group call it together."""
+        """Calls the module. All ranks of the group do so together."""
         return self.module(*args, **kwargs)
 
     def auxiliary_loss(self) -> Tensor:
-        """The sum over the routers of the latest forward; add it to the loss.
+        """Sums the routers' losses of the latest forward; add it to the loss.
 
         Raises ValueError where its gradient got lost, as in PyTorch's reentrant checkpoint;
         in one of parallel.checkpointing, backward is an error.
@@ -111,25 +120,26 @@ class ExpertParallel(Accumulating):
                 "a router's loss has no gradient: its layer ran without one, or inside a "
                 "checkpoint; leave the router out of it, or balance by bias_speed"
             )
-        return sum((router.loss for router in routers), self._zero())
+        zero = torch.zeros((), device=next(self.module.parameters()).device)
+        return sum((router.loss for router in routers), zero)
 
     def expert_parameters(self) -> list[nn.Parameter]:
-        """Those that only this rank and its replicas have."""
-        return list(nn.ModuleList(self._experts.values()).parameters())
+        """Lists those that only this rank and its replicas have."""
+        return [p for _, p in self._own()]
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        """Those that all ranks have: attention, routers, shared experts and so on."""
+        """Lists those that all ranks have: attention, routers, shared experts and so on."""
         own = set(self.expert_parameters())
         return [p for p in self.module.parameters() if p not in own]
 
     @torch.no_grad()
     def finish(self) -> None:
-        """After backward: each gradient becomes that of the mean of all ranks' losses.
+        """Averages gradients: each becomes the gradient of all ranks' mean loss.
 
-        What all ranks have is averaged over all. An expert has seen the tokens of its e
-        ranks, which a hook has divided by e; its mean is over the replicas. reduces=False
-        leaves both means to ZeroOptimizers. The routers' biases move in any case. Call it
-        once a step, after the last backward.
+        Parameters that all ranks have are averaged over all. An expert has seen the tokens
+        of several ranks, and a hook has divided by their number; its replicas are averaged.
+        reduces=False leaves both means to others. The routers' biases move in any case.
+        Call it once a step, after the last backward.
         """
         if self._accumulates:
             return
@@ -138,41 +148,70 @@ class ExpertParallel(Accumulating):
             _average(self.expert_parameters(), self.replicas)
         if self._routers:
             self.load_LE = take_counts(self._routers)
-            dist.all_reduce(self.load_LE, group=self.group)
+            for group in self._counted:
+                dist.all_reduce(self.load_LE, group=group)
             move_biases(self._routers, self.load_LE)
 
     def clip_grad_norm_(self, most: float) -> Tensor:
         """Scales all gradients: their norm, over all ranks' experts, is at most that.
 
-        After finish(), with all gradients reduced. Returns the norm before. Raises
-        ValueError for most below 0.
+        Call it after finish(), with all gradients reduced. Returns the norm before. Raises
+        ValueError for most below 0, and where ranks share a loss.
         """
+        if self.sharers > 1:
+            raise ValueError(
+                f"{self.sharers} ranks share each loss, and what is cut over them isn't "
+                "known here: clip as training.spread does, by parallel.sharding"
+            )
         dense, own = self.dense_parameters(), self.expert_parameters()
-        holders = [self.ranks] * len(dense) + [self.ranks // self.degree] * len(own)
+        holders = [self.ranks] * len(dense)
+        holders += [dist.get_world_size(self.replicas)] * len(own)
         return sharding.clip_grad_norm([*dense, *own], most, self.group, holders)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The module's state_dict, with all experts, on every rank; all ranks call it."""
+        """Returns the module's state_dict, with all experts, on every rank; all call it."""
         state = dict(self.module.state_dict())
         for name in self._expert_names():
-            state[name] = self._whole(state[name])
+            for axis, dim in reversed(self._dealt(name)):
+                part = state[name].contiguous()
+                parts = [torch.empty_like(part) for _ in range(dist.get_world_size(axis))]
+                dist.all_gather(parts, part, group=axis)
+                state[name] = torch.cat(parts, dim)
         return state
 
     def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
-        """From a state with all experts, of any degree; each rank takes its own."""
-        own = {name: self._part(state[name]) for name in self._expert_names()}
+        """Takes this rank's part of a state with all experts, written at any degree."""
+        own = {name: self.part(name, state[name]) for name in self._expert_names()}
         self.module.load_state_dict({**state, **own})
 
-    @property
-    def place(self) -> int:
-        """Which of `degree` equal parts of all experts this rank has, counted from 0."""
+    def part(self, name: str, whole_EOI: Tensor) -> Tensor:
+        """Copies this rank's part of all experts' weights of that name."""
+        for axis, dim in self._dealt(name):
+            parts = whole_EOI.chunk(dist.get_world_size(axis), dim)
+            whole_EOI = parts[dist.get_rank(axis)]
+        return whole_EOI.clone(memory_format=torch.contiguous_format)
+
+    def cuts(self, name: str, shape: torch.Size) -> list[Cut]:
+        """Says where this rank's part, of this shape, lies in all experts' weights."""
         place = 0
         for axis in self._axes:
             place = place * dist.get_world_size(axis) + dist.get_rank(axis)
-        return place
+        found = [equal(shape[0] * self.degree, self.degree, place)]
+        for axis, dim in self._dealt(name)[len(self._axes) :]:
+            size, own = shape[dim] * self.width, dist.get_rank(axis)
+            found.append(equal(size, self.width, own, dim))
+        return found
 
-    def _zero(self) -> Tensor:
-        return torch.zeros((), device=next(self.module.parameters()).device)
+    def _dealt(self, name: str) -> list[tuple[Group, int]]:
+        """Each group that shares out a weight of experts, and the dim it cuts."""
+        found = [(axis, 0) for axis in self._axes]
+        if self.width > 1:
+            found.append((self._slices, Experts.sliced[name.rpartition(".")[2]]))
+        return found
+
+    def _own(self) -> list[tuple[str, nn.Parameter]]:
+        """The experts' parameters, each once: layers may share some."""
+        return list(nn.ModuleList(self._experts.values()).named_parameters())
 
     def _expert_names(self) -> list[str]:
         """All names: layers may share their experts."""
@@ -180,28 +219,35 @@ class ExpertParallel(Accumulating):
         named = self.module.named_parameters(remove_duplicate=False)
         return [name for name, p in named if p in own]
 
-    def _deal(self) -> None:
-        """Keeps this rank's experts, and has rows travel to the others."""
+    def _deal(self, same_tokens: bool) -> None:
+        """Keeps this rank's part of the experts, and has rows travel to the others."""
         hop = one_hop if len(self._axes) == 1 else two_hops
+        sliced = partial(in_slices, group=self._slices, same=same_tokens)
         for experts in self._experts.values():
-            experts.hop = partial(_hop, hop, len(experts.gate), self._axes)
-        for p in self.expert_parameters():
-            p.data = self._part(p.data)
-            if self.degree > 1:
-                _hooked(p, partial(torch.mul, other=1 / self.degree))
+            total, experts.dealt = len(experts.gate), True
+            how = sliced if self.width > 1 else None
+            experts.hop = partial(_hop, hop, total, self._axes, how)
+        losses = self.degree * self.width / self.sharers
+        for name, p in self._own():
+            p.data = self.part(name, p.data)
+            if losses != 1:
+                _hooked(p, partial(torch.mul, other=1 / losses))
+        if self.degree * self.width > 1:
+            saves(self.module, only_whole)
+            said = "the ExpertParallel model's own clip_grad_norm_"
+            clipping.refuse_alone(self.expert_parameters(), said)
 
-    def _part(self, whole_EOI: Tensor) -> Tensor:
-        for axis in self._axes:
-            whole_EOI = whole_EOI.chunk(dist.get_world_size(axis))[dist.get_rank(axis)]
-        return whole_EOI.clone()
 
-    def _whole(self, part_EOI: Tensor) -> Tensor:
-        for axis in reversed(self._axes):
-            n = dist.get_world_size(axis)
-            out = part_EOI.new_empty(n * len(part_EOI), *part_EOI.shape[1:])
-            dist.all_gather_single(out, part_EOI, group=axis)
-            part_EOI = out
-        return part_EOI
+def _hop(
+    hop, total: int, axes: list[Group], sliced, x_TH: Tensor, routing, compute
+) -> Tensor:
+    """sliced: computes what several ranks cut; None where none do."""
+    compute = partial(sliced, compute=compute) if sliced else compute
+    return hop(x_TH, routing, compute, total, *axes)
+
+
+def _alone() -> Group:
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
 def _hooked(parameter: nn.Parameter, hook: Callable) -> None:
@@ -211,10 +257,6 @@ def _hooked(parameter: nn.Parameter, hook: Callable) -> None:
     parameter.requires_grad_(learns)
 
 
-def _hop(hop, total: int, axes: list[Group], x_TH: Tensor, routing, compute) -> Tensor:
-    return hop(x_TH, routing, compute, total, *axes)
-
-
 def _average(parameters: Iterable[nn.Parameter], group: Group) -> None:
     parameters, n = list(parameters), dist.get_world_size(group)
     if n > 1:
@@ -222,43 +264,3 @@ def _average(parameters: Iterable[nn.Parameter], group: Group) -> None:
     for p in parameters:
         if p.grad is not None:
             p.grad.div_(n)
-
-
-def _groups(mesh: DeviceMesh | None, group: Group) -> tuple[Group, list[Group]]:
-    """The ranks that have the same experts; by axis, those that have all."""
-    if mesh is None:
-        return _alone(), [group]
-    names = mesh.mesh_dim_names
-    if names not in AXES:
-        known = " or ".join(str(axes) for axes in AXES)
-        raise ValueError(f"a mesh with the axes {names}: give {known}")
-    check_mesh(mesh, group)
-    alike = mesh.get_group("replicas") if "replicas" in names else _alone()
-    return alike, [mesh.get_group(name) for name in names if name != "replicas"]
-
-
-def _alone() -> Group:
-    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
-
-
-def _check(named: dict[str, nn.Module], routers: Sequence[Router], degree: int) -> None:
-    for name, experts in named.items():
-        _check_experts(name, experts, degree)
-    sizes = {len(router.weight) for router in routers}
-    if len(sizes) > 1:
-        raise ValueError(f"routers of {sorted(sizes)} experts: give all layers as many")
-
-
-def _check_experts(name: str, experts: nn.Module, degree: int) -> None:
-    if not isinstance(experts, Experts):
-        raise ValueError(
-            f"{name} is {type(experts).__name__}: give the name of an Experts; take_over "
-            "puts one in the place of transformers'"
-        )
-    if getattr(experts.hop, "func", None) is _hop:
-        raise ValueError(f"{name} is dealt to ranks already: build the model anew")
-    if len(experts.gate) % degree:
-        raise ValueError(
-            f"{len(experts.gate)} experts of {name} on {degree} ranks: give a number of "
-            "ranks that divides them"
-        )

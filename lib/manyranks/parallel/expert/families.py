@@ -13,13 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from manyranks.parallel.expert.experts import Experts, grouped, here
-from manyranks.parallel.expert.routing import Routing
+from manyranks.parallel.expert.dispatch import Experts, Routing, grouped, here
 
 _WEIGHTS = {"gate_up_proj", "down_proj"}
-_SCALES = 2.0 ** torch.arange(
-    -2, 9, device="cpu"
-)  # of tokens, so that clamps of gates show
+_SCALES = 2.0 ** torch.arange(-2, 9, device="cpu")  # of tokens, so that clamps show
 
 
 class OfTransformers(Experts):
@@ -28,6 +25,8 @@ class OfTransformers(Experts):
     forward takes tokens, each one's choices, and their gates, as transformers calls it.
     How gate and up become one is their own function, with its clamps.
     """
+
+    sliced = None  # gate and up lie in one tensor, in each model in another order
 
     def __init__(self, theirs: nn.Module):
         nn.Module.__init__(self)

@@ -11,9 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyranks.parallel.expert.dispatch import Group, all_to_all, exchange, one_hop
-from manyranks.parallel.expert.experts import Compute
-from manyranks.parallel.expert.routing import Routing
+from manyranks.parallel.expert.dispatch import (
+    Compute,
+    Group,
+    Routing,
+    all_to_all,
+    exchange,
+    one_hop,
+)
 
 
 def two_hops(

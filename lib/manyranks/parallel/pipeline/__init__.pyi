@@ -2,6 +2,9 @@ from . import (
     automatic as automatic,
 )
 from . import (
+    beside as beside,
+)
+from . import (
     dualpipe as dualpipe,
 )
 from . import (

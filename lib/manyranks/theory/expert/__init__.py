@@ -13,6 +13,7 @@ from manyranks.theory.expert.load import (
     imbalance,
     of_ranks,
     rank_states,
+    shared_bytes,
 )
 from manyranks.theory.expert.sends import Exchange, Sends, Split, inside_rows, node_rows, one_hop, rows, two_hops
 
@@ -36,6 +37,7 @@ __all__ = [
     "other_nodes",
     "rank_states",
     "rows",
+    "shared_bytes",
     "travel",
     "two_hops",
     "two_hops_copies",

@@ -69,14 +69,32 @@ class Share(NamedTuple):
 
 
 def rank_states(shape: ModelShape, plan: Plan) -> Share:
-    """Of the rank with the most, as memory.model_states has them, apart: with ZeRO-1 the optimizer's states of dense parameters
-    are sharded over all N = dp·cp ranks, those of an expert over the edp ranks that have it: N/e, unless etp says otherwise.
+    """Finds the states of the rank with the most, dense parts and experts apart.
+
+    ZeRO-1 shards the optimizer's states of dense parameters over all N = dp·cp ranks, and an expert's over the edp ranks that
+    have it: N/e, unless etp says otherwise.
 
     Raises ValueError where plan and shape do not fit.
     """
     kinds = set(memory.rank_parameters(shape, plan))
     shares = [Share(held, *(memory.states_of(part, plan) for part in _apart(held))) for held in kinds]
     return max(shares, key=lambda share: share.total)
+
+
+def shared_bytes(shape: ModelShape, plan: Plan, itemsize: int | None = None) -> float:
+    """Bytes that a rank sends in a step to the edp ranks with the same part of the same experts, all layers together.
+
+    Without ZeRO and with ZeRO-1 that's one sum of gradients: a reduce-scatter and an all-gather. ZeRO-3 gathers an expert
+    forward and backward, and reduces its gradients, for each micro-batch; ZeRO-2 has the reduce-scatter for each.
+
+    itemsize: bytes of a number, by default what plan.precision says
+
+    Raises ValueError where plan and shape don't fit.
+    """
+    held = max(memory.rank_parameters(shape, plan), key=lambda rank: rank.experts)
+    size = plan.recipe.parameters if itemsize is None else itemsize
+    times = {3: 3 * plan.microbatches, 2: 1 + plan.microbatches}.get(plan.zero, 2)
+    return times * held.experts * size * (plan.expert_shards - 1) / plan.expert_shards
 
 
 def _apart(held: Held) -> tuple[Held, Held]:

@@ -3,6 +3,9 @@
 routing: for each rank of an expert-parallel group its tokens, each with the numbers of its K experts, −1 for a dropped copy.
 Expert i is on rank i // X, X = E/e. A copy is a token's row of H numbers, for one expert. The ranks of a node follow each
 other: rank r is at place r % (e/nodes) of node r // (e/nodes).
+
+Where etp ranks cut each expert, they're neighbors: rank r has slice r % etp of the experts of place r // etp, and sends rows to
+the ranks with the same slice. Source: Megatron-LM, whose expert ranks count etp first, then ep; arXiv 2504.14960.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,8 @@ INDEX = 8  # bytes of a count and of an expert's number
 # The exchanges: of one hop, and of the first of two, in which a copy is for a node.
 ONE_HOP = ("counts", "rows", "results", "results' gradients", "rows' gradients")
 TO_NODES = ("copies to come", "copies", "gates", "choices", "sums")
-NAMES = (*ONE_HOP, *TO_NODES, "sums' gradients", "gates' gradients", "copies' gradients")
+SLICES = ("counts of rows", "gathered rows", "partial sums", "sums' gradients to slices", "gradients' partial sums")
+NAMES = (*ONE_HOP, *SLICES, *TO_NODES, "sums' gradients", "gates' gradients", "copies' gradients")
 
 
 class Split(NamedTuple):
@@ -84,17 +88,27 @@ class Sends(NamedTuple):
         return Split(*map(sum, zip((0, 0, 0), *chosen, strict=True)))
 
 
-def one_hop(routing: Routing, experts: int, hidden: int, itemsize: int = 2) -> Sends:
-    """Counts, rows to their experts and results back; backward the gradients of the results there and of the rows back.
+def one_hop(routing: Routing, experts: int, hidden: int, itemsize: int = 2, etp: int = 1) -> Sends:
+    """Lists counts, rows to their experts and results back; backward the results' gradients there and the rows' back.
 
-    itemsize: bytes of a number. One rank sends nothing. Raises ValueError for experts that the ranks do not divide, an expert
-    that is not there, tokens with different numbers of choices, and sizes below 1. Source: parallel.expert.one_hop.
+    itemsize: bytes of a number
+    etp: ranks that cut each expert; routing has all e·etp ranks'. They gather the rows that came for any of them, and each
+        sends the others their rows' partial sums
+
+    One rank sends nothing. Raises ValueError for experts that the ranks don't divide, an expert that isn't there, tokens with
+    different numbers of choices, and sizes below 1. Source: parallel.expert.one_hop and in_slices.
     """
-    checks.whole(hidden=hidden, itemsize=itemsize)
-    e = _ranks(routing, experts)
-    if e == 1:
-        return Sends(e)
-    return _inner(rows(routing, experts), hidden * itemsize, experts, 1)
+    checks.whole(hidden=hidden, itemsize=itemsize, etp=etp)
+    there, n = rows(routing, experts, etp), len(routing)
+    groups = [rank % etp for rank in range(n)], [rank // etp for rank in range(n)]  # of ep, of etp
+    told = INDEX * experts * etp // n
+    each = _there_and_back(ONE_HOP, _times(there, hidden * itemsize), told, groups[0]) if n > etp else ()
+    if etp == 1:
+        return Sends(n, each[:3], each[3:])
+    came = [hidden * itemsize * sum(column) for column in zip(*there, strict=True)]
+    gathered = [[came[r] * (groups[1][r] == groups[1][s]) for s in range(n)] for r in range(n)]
+    cut = _there_and_back(SLICES, _frozen(gathered), told, groups[1])
+    return Sends(n, each[:2] + cut[:3] + each[2:3], each[3:4] + cut[3:] + each[4:])
 
 
 def two_hops(routing: Routing, experts: int, hidden: int, nodes: int, itemsize: int = 2) -> Sends:
@@ -116,15 +130,15 @@ def two_hops(routing: Routing, experts: int, hidden: int, nodes: int, itemsize: 
     return Sends(len(routing), forward, back.backward + inner.backward + there.backward)
 
 
-def rows(routing: Routing, experts: int) -> Matrix:
-    """Copies that each rank sends to each, one for a token and expert. Raises ValueError as one_hop does."""
-    e = _ranks(routing, experts)
-    counts = [[0] * e for _ in range(e)]
+def rows(routing: Routing, experts: int, etp: int = 1) -> Matrix:
+    """Counts copies that each rank sends to each, one for a token and expert. Raises ValueError as one_hop does."""
+    n = _ranks(routing, experts, etp)
+    counts = [[0] * n for _ in range(n)]
     for source, tokens in enumerate(routing):
         for choices in tokens:
             for expert in choices:
                 if expert >= 0:
-                    counts[source][expert * e // experts] += 1
+                    counts[source][expert * (n // etp) // experts * etp + source % etp] += 1
     return _frozen(counts)
 
 
@@ -165,12 +179,16 @@ def _outer(first: Matrix, row: int, gates: int, choices: int, nodes: int) -> tup
 
 def _inner(second: Matrix, row: int, experts: int, nodes: int) -> Sends:
     """Inside the nodes: one hop, in groups side by side."""
-    e, inside = len(second), len(second) // nodes
-    there, told = _times(second, row), INDEX * experts // e
-    counts = [[told * (r // inside == s // inside) for s in range(e)] for r in range(e)]
-    each = zip(ONE_HOP, (_frozen(counts), there, _turned(there), there, _turned(there)), strict=True)
-    exchanges = tuple(Exchange(*one) for one in each)
-    return Sends(e, exchanges[:3], exchanges[3:])
+    e = len(second)
+    each = _there_and_back(ONE_HOP, _times(second, row), INDEX * experts // e, [rank * nodes // e for rank in range(e)])
+    return Sends(e, each[:3], each[3:])
+
+
+def _there_and_back(names: Sequence[str], there: Matrix, told: int, group: list[int]) -> tuple[Exchange, ...]:
+    """In groups side by side: so many bytes of counts to each rank, rows and results; gradients of results and of rows."""
+    counts = [[told * (mine == other) for other in group] for mine in group]
+    each = (_frozen(counts), there, _turned(there), there, _turned(there))
+    return tuple(Exchange(*one) for one in zip(names, each, strict=True))
 
 
 def _frozen(counts: list[list[int]]) -> Matrix:
@@ -192,12 +210,14 @@ def _choices(routing: Routing) -> int:
     return next((len(token) for tokens in routing for token in tokens), 0)
 
 
-def _ranks(routing: Routing, experts: int) -> int:
-    """e, checked."""
+def _ranks(routing: Routing, experts: int, etp: int = 1) -> int:
+    """e·etp, checked."""
     checks.whole(experts=experts)
     e = len(routing)
-    if e < 1 or experts % e:
-        raise ValueError(f"routing of {e} ranks for experts={experts}: give a number of ranks that divides {experts}")
+    if e < 1 or e % etp:
+        raise ValueError(f"routing of {e} ranks with etp={etp}: give a multiple of etp")
+    if experts * etp % e:
+        raise ValueError(f"routing of {e} ranks for experts={experts}: give a number of ranks that divides {experts * etp}")
     choices = {choice for tokens in routing for token in tokens for choice in token}
     if wrong := [choice for choice in choices if not -1 <= choice < experts]:
         raise ValueError(f"expert {wrong[0]} in the routing: they are 0 to {experts - 1}, and -1 for a dropped copy")

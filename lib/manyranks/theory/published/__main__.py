@@ -3,6 +3,7 @@
 from manyranks.theory import kernels
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import conversions, fit, layers, one_gpu, steps
+from manyranks.theory.stacks import STACKS
 
 
 def main() -> None:
@@ -59,6 +60,12 @@ def _constants() -> list[tuple[str, ...]]:
         ("matmul", f"{defaults.matmul:g}", f"fitted once on {fitted}; today's fit gives {fit.fit():.2f}"),
         ("bandwidth", f"{defaults.bandwidth:g}", "mean of the rings in measured_busbw.csv ÷ specification"),
         ("overhead", f"{defaults.overhead:g} s", kernels.OVERHEAD_SOURCE),
+        ("host", f"{STACKS['pytorch'].host:g} s", "a launch, with PyTorch: a round number"),
+        (
+            "host",
+            f"{STACKS['megatron-core'].host:g} s",
+            "a launch, with Megatron: fitted on Qwen3-30B on H100s, and on small GPTs",
+        ),
     ]
 
 

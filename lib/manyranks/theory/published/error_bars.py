@@ -14,10 +14,10 @@ from manyranks.theory.published import steps
 from manyranks.theory.step import StepTime
 
 # Of nine runs and a tenth that is like them, this one has the least or the largest error in two cases of ten.
-CLOSEST, FEWEST = 9, 5
+CLOSEST, FEWEST = 9, 3
 FAR = 6  # steps away from a plan beyond which a run says nothing about it: see _away
 LEAST = 0.03  # spread of repeated measurements: no bar is narrower, on either side of its middle
-AWAY = 0.03  # what a step away adds to it. With this 86 % of the bars made without a table hold its runs: benchmarks theory
+AWAY = 0.03  # what a step away adds to it. With this 87 % of the bars made without a table hold its runs
 FASTER = 1  # doublings of a rate: of the chip's products and its memory, of the innermost and the outermost links
 _GENERATIONS = {"A100": ("A100",), "H100": ("H100", "H200", "H800", "H20", "GH200"), "B200": ("B200", "GB200", "B300", "GB300")}
 
@@ -97,7 +97,8 @@ def of_kind(kind: _Kind, without: str = "") -> Checked:
     if len(near) < FEWEST:
         return Checked(len(near), f"{_counted(near)} of {_family(kind)} like this; {FEWEST} would say something")
     errors = [error for _, error in near]
-    middle, half = (min(errors) + max(errors)) / 2, max(LEAST, (max(errors) - min(errors)) / 2)
+    middle, half = (min(errors) + max(errors)) / 2, (max(errors) - min(errors)) / 2
+    half = max(LEAST, half * math.sqrt(CLOSEST / len(near)))  # wider where few are near
     half += AWAY * sum(steps_away for steps_away, _ in near) / len(near)
     return Checked(len(near), "", max(-0.9, middle - half), middle + half)
 

@@ -1,0 +1,267 @@
+"""1F1B with one micro-batch's all-to-all beside another one's compute.
+
+    schedule = beside(p, m, v)
+    whole = program(schedule, ranks=4, layers=2, bytes=65536)
+    costs = Durations({"attention": 0.01, "experts": 0.02, …}, bandwidth=1e7)
+    replayed = replay(whole, costs)
+    measured = timeline(world.run(carried_out, whole, costs))
+
+A layer of experts waits for messages twice forward and twice backward, and has nothing to
+do meanwhile. But the forward of one micro-batch and the backward of another need nothing of
+each other. So a rank takes them layer by layer, in turns:
+
+    network    gradients    | tokens     | their rows' | results
+    compute    attention, F | experts, B | experts, F  | attention, B
+
+Source: Megatron-Core, megatron/core/models/common/model_chunk_schedule_plan.py;
+DeepSeek-V3, arXiv 2412.19437, section 3.2.1, which pairs them in DualPipe.
+"""
+
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+
+from manyranks.parallel.pipeline.schedules import (
+    FORWARD,
+    Action,
+    Pair,
+    Schedule,
+    interleaved,
+    singles,
+)
+from manyranks.timeline import (
+    Collective,
+    Compute,
+    Costs,
+    Instruction,
+    Program,
+    Recv,
+    Send,
+    Span,
+    Wait,
+)
+from manyranks.timeline.spans import COMMUNICATION, COMPUTE
+
+WORK = ("attention", "experts", "attention's backward", "experts' backward")
+
+
+def beside(p: int, m: int, v: int = 1) -> Schedule:
+    """Makes 1F1B whose every forward, once warmed up, runs beside a backward.
+
+    p, m, v: pipeline ranks, micro-batches, stages a rank
+
+    The forward just done is the one that the last rank's backward needs. So each rank
+    begins with one forward more than interleaved 1F1B has, and holds its activations.
+    Raises ValueError for a degree below 1, and with v > 1 for m that p doesn't divide.
+    """
+    ranks, plain = [], interleaved(p, m, v)
+    if v > 1 and m % p:
+        raise ValueError(
+            f"m={m} micro-batches with v={v} on p={p} ranks: p of them pass each stage in "
+            f"turn; give a multiple of {p}"
+        )
+    for rank, actions in enumerate(plain.ranks):
+        ahead = 2 * (p - 1 - rank) + (v - 1) * p + 1
+        forward, backward = ([a for a in actions if a.kind == kind] for kind in "FB")
+        both = list(map(Pair, forward[ahead:], backward))
+        ranks.append((*forward[:ahead], *both, *backward[len(both) :]))
+    return Schedule("1F1B beside all-to-alls", m, plain.placement, tuple(ranks))
+
+
+def program(
+    schedule: Schedule, ranks: int, layers: int, bytes: float, pairs: bool = True
+) -> Program:
+    """Lists what p·e ranks compute and send: e neighbors are one stage, and share experts.
+
+    ranks: e
+    layers: with experts, of each stage
+    bytes: of one all-to-all, as the costs count them, and of a message to another stage
+    pairs: False takes the two of a Pair one after the other, as 1F1B does
+
+    Compute is charged by a word of WORK. Raises ValueError for a size below 1.
+    """
+    if min(ranks, layers) < 1 or not bytes >= 0:
+        raise ValueError(
+            f"ranks={ranks}, layers={layers}, bytes={bytes}: give 1 rank and layer or "
+            "more, and 0 bytes or more"
+        )
+    places = [
+        (stage, place) for stage in range(len(schedule.ranks)) for place in range(ranks)
+    ]
+    made = (_of_rank(schedule, *at, ranks, layers, bytes, pairs) for at in places)
+    return Program(tuple(map(tuple, made)))
+
+
+def _of_rank(
+    schedule: Schedule,
+    rank: int,
+    place: int,
+    e: int,
+    layers: int,
+    bytes: float,
+    pairs: bool,
+) -> Iterator[Instruction]:
+    group = tuple(range(rank * e, (rank + 1) * e))
+
+    def moved(what: str) -> Collective:
+        return Collective("all_to_all", bytes, group, what, what)
+
+    for item in schedule.ranks[rank]:
+        actions = singles(item)
+        together = pairs and len(actions) == 2
+        for parts in [actions] if together else [(action,) for action in actions]:
+            for action in parts:
+                yield from _messages(schedule, action, rank, place, e, bytes, Recv)
+            ways = [_layer(action, moved) for action in parts]
+            yield from chain.from_iterable((_merged if together else _alone)(*ways, layers))
+            for action in parts:
+                yield from _messages(schedule, action, rank, place, e, bytes, Send)
+
+
+def _messages(schedule, action: Action, rank: int, place: int, e: int, bytes: float, kind):
+    """From the stage before and to the one after it; backward the other way round."""
+    step = 1 if (action.kind == FORWARD) == (kind is Send) else -1
+    if 0 <= action.stage + step < schedule.stages:
+        other = schedule.placement[action.stage + step]
+        tag = action.kind, action.microbatch, max(action.stage, action.stage + step)
+        if other != rank:
+            handle = {"handle": tag} if kind is Send else {}
+            yield kind(other * e + place, bytes, tag, **handle)
+
+
+def _layer(action: Action, moved) -> tuple[Instruction, ...]:
+    """Two computations and two all-to-alls; each needs the one before it."""
+    first, second = WORK[:2] if action.kind == FORWARD else WORK[:1:-1]
+    names = [f"{action.kind}{action.microbatch} {work}" for work in (first, second)]
+    computed = [
+        Compute(name, work) for name, work in zip(names, (first, second), strict=True)
+    ]
+    what = ("tokens", "results") if action.kind == FORWARD else ("gradients", "their rows'")
+    there, back = (moved(f"{action.kind}{action.microbatch} {word}") for word in what)
+    if action.kind == FORWARD:
+        return computed[0], there, computed[1], back
+    return there, computed[0], back, computed[1]
+
+
+def _alone(way: Sequence[Instruction], layers: int) -> Iterator[list[Instruction]]:
+    """Nothing beside anything: each all-to-all is waited for."""
+    for _ in range(layers):
+        for one in way:
+            yield [one, Wait(one.handle)] if isinstance(one, Collective) else [one]
+
+
+def _merged(
+    forward: Sequence, backward: Sequence, layers: int
+) -> Iterator[list[Instruction]]:
+    """Four turns a layer: in each, one all-to-all beside one computation of the other."""
+    attention, tokens, experts, results = forward
+    gradients, experts_back, rows, attention_back = backward
+    turns = (
+        (gradients, attention),
+        (tokens, experts_back),
+        (rows, experts),
+        (results, attention_back),
+    )
+    for _ in range(layers):
+        for moved, computed in turns:
+            yield [moved, computed, Wait(moved.handle)]
+
+
+def carried_out(whole: Program, costs: Costs) -> list[Span]:
+    """Runs a Program on real ranks that sleep as long as its instructions take.
+
+    All ranks of the default group, gloo's, call it, one for each of the Program's. Messages
+    are real and carry the time at which they were issued, so that who waits for whom is
+    real, too; what they take on a wire is slept. Returns this rank's spans, see
+    program.timeline(). Raises ValueError for another number of ranks.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if n != len(whole.ranks):
+        raise ValueError(f"a Program of {len(whole.ranks)} ranks on {n}: start as many")
+    everyone = chain.from_iterable(whole.ranks)
+    kinds = dict.fromkeys(i.group for i in everyone if isinstance(i, Collective))
+    groups = {ranks: dist.new_group(ranks) for ranks in kinds}
+    tags = {
+        i.tag: k
+        for k, i in enumerate(chain.from_iterable(whole.ranks))
+        if type(i) in (Send, Recv)
+    }
+    dist.barrier()
+    return _Rank(rank, costs, groups, tags).run(whole.ranks[rank])
+
+
+class _Rank:
+    """One rank's sleep. ends: when each channel is free again."""
+
+    def __init__(self, rank: int, costs: Costs, groups: dict, tags: dict[Hashable, int]):
+        self.rank, self.costs, self.groups, self.tags = rank, costs, groups, tags
+        self.spans: list[Span] = []
+        self.under_way: dict[Hashable, tuple] = {}
+        self.ends: dict[Hashable, float] = {}
+
+    def run(self, instructions: Sequence[Instruction]) -> list[Span]:
+        for one in instructions:
+            if isinstance(one, Compute):
+                started = time.perf_counter()
+                _until(started + self.costs.compute(self.rank, one.work))
+                self._note(COMPUTE, one.name, started, time.perf_counter())
+            elif isinstance(one, Wait):
+                self._finish(one.handle)
+            else:
+                self._start(one)
+                if getattr(one, "handle", None) is None:
+                    self._finish(None)
+        for handle in list(self.under_way):
+            self._finish(handle)
+        return self.spans
+
+    def _start(self, one: Collective | Send | Recv) -> None:
+        self._finish(one.handle)  # whoever issues a handle again has no use for the old one
+        if isinstance(one, Collective):
+            n, group = len(one.group), self.groups[one.group]
+            now = torch.full((n,), time.perf_counter(), dtype=torch.float64, device="cpu")
+            came = torch.empty_like(now)
+            work = dist.all_to_all_single(came, now, group=group, async_op=True)
+            seconds = self.costs.collective(one.op, one.bytes, one.group).seconds
+            self.under_way[one.handle] = (
+                one.name or one.op,
+                one.group,
+                work,
+                came,
+                seconds,
+            )
+        elif isinstance(one, Send):
+            seconds = self.costs.message(self.rank, one.to, one.bytes).seconds
+            started = max(time.perf_counter(), self.ends.get(one.to, 0.0))
+            self.ends[one.to] = started + seconds
+            stamp = torch.tensor([started], dtype=torch.float64, device="cpu")
+            work = dist.isend(stamp, one.to, tag=self.tags[one.tag])
+            self.under_way[one.handle] = (f"to {one.to}", None, work, stamp, seconds)
+        else:
+            seconds = self.costs.message(one.source, self.rank, one.bytes).seconds
+            stamp = torch.empty(1, dtype=torch.float64, device="cpu")
+            work = dist.irecv(stamp, one.source, tag=self.tags[one.tag])
+            self.under_way[one.handle] = (f"from {one.source}", None, work, stamp, seconds)
+
+    def _finish(self, handle: Hashable) -> None:
+        if handle not in self.under_way:
+            return
+        name, group, work, stamps, seconds = self.under_way.pop(handle)
+        work.wait()
+        started = (
+            max(*stamps.tolist(), self.ends.get(group, 0.0)) if group else stamps.item()
+        )
+        if group:
+            self.ends[group] = started + seconds
+        _until(started + seconds)
+        self._note(COMMUNICATION, name, started, started + seconds)
+
+    def _note(self, kind: str, name: str, started: float, finished: float) -> None:
+        self.spans.append(Span(self.rank, kind, name, started, finished))
+
+
+def _until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.perf_counter()))

@@ -1,0 +1,69 @@
+"""1F1B with an all-to-all beside another micro-batch's compute: verified, on the virtual clock, and on ranks that sleep."""
+
+from collections import Counter
+from itertools import product
+
+import pytest
+
+from manyranks.parallel.pipeline.beside import WORK, beside, carried_out, program
+from manyranks.parallel.pipeline.program import timeline
+from manyranks.parallel.pipeline.schedules import Pair, interleaved
+from manyranks.parallel.pipeline.verify import verify
+from manyranks.timeline import Compute, Durations, Program, replay
+
+TIMES = dict(zip(WORK, (0.02, 0.03, 0.04, 0.06), strict=True))
+COSTS = Durations(TIMES, bandwidth=1e6)  # an all-to-all of 20,000 bytes is hidden by any of these
+SIZE = 20_000
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "v"),
+    [case for case in product((1, 2, 3, 4), (1, 2, 5, 8, 12), (1, 2, 3)) if case[2] == 1 or case[1] % case[0] == 0],
+)
+def test_each_forward_after_the_warm_up_has_a_backward_beside_it_and_nothing_is_left_out(p, m, v):
+    schedule = beside(p, m, v)
+    verify(schedule)
+    for rank, of in enumerate(interleaved(p, m, v).ranks):
+        assert Counter(schedule.actions(rank)) == Counter(of)
+        pairs = sum(isinstance(item, Pair) for item in schedule.ranks[rank])
+        assert pairs == max(0, m * v - 2 * (p - 1 - rank) - (v - 1) * p - 1)
+
+
+@pytest.mark.parametrize(("m", "layers"), [(1, 1), (3, 2), (6, 4)])
+def test_with_one_stage_only_the_first_forward_s_and_the_last_backward_s_all_to_alls_are_seen(m, layers):
+    whole = program(beside(1, m), 2, layers, SIZE)
+    replayed = replay(whole, COSTS)
+    for rank in range(2):
+        assert replayed.busy(rank) == pytest.approx(m * layers * sum(TIMES.values()))
+        assert replayed.exposed_communication(rank) == pytest.approx(4 * layers * 0.02)
+    apart = replay(program(beside(1, m), 2, layers, SIZE, pairs=False), COSTS)
+    assert apart.exposed_communication(0) == pytest.approx(4 * m * layers * 0.02)
+
+
+@pytest.mark.parametrize("v", [1, 2])
+def test_it_s_faster_than_1f1b_by_most_of_what_that_waits_for_all_to_alls(v):
+    old, new = (replay(program(make(2, 12, v), 2, 2, SIZE), COSTS) for make in (interleaved, beside))
+    waits = max(map(old.exposed_communication, old.ranks))
+    assert new.makespan < old.makespan - waits / 2
+
+
+@pytest.mark.lenient  # messages have tags, which NCCL has not
+@pytest.mark.parametrize("pairs", [True, False])
+def test_on_ranks_that_sleep_it_is_what_was_replayed(four, pairs):
+    whole = program(beside(2, 4, 2), 2, 1, SIZE, pairs)
+    replayed, measured = replay(whole, COSTS), timeline(four.run(carried_out, whole, COSTS))
+    for rank in range(4):
+        mine, theirs = measured.of(rank, "compute"), replayed.of(rank, "compute")
+        assert [span.name for span in mine] == [span.name for span in theirs]
+        assert all(a.seconds > b.seconds - 1e-4 for a, b in zip(mine, theirs, strict=True))
+        assert len(measured.of(rank, "communication")) >= len(replayed.of(rank, "communication"))
+    assert replayed.makespan - 1e-3 < measured.makespan < 2 * replayed.makespan
+
+
+def test_what_cannot_be_is_refused(four):
+    with pytest.raises(ValueError, match=r"m=5 micro-batches with v=2 on p=4 ranks: .* give a multiple of 4"):
+        beside(4, 5, 2)
+    with pytest.raises(ValueError, match="ranks=0, layers=1, bytes=1: give 1 rank and layer or more"):
+        program(beside(2, 2), 0, 1, 1)
+    with pytest.raises(Exception, match="a Program of 2 ranks on 4: start as many"):
+        four.run(carried_out, Program(((Compute("x", WORK[0]),),) * 2), COSTS)
