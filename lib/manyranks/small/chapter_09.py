@@ -67,5 +67,5 @@ def _measured(sequences: int) -> dict[str, tuple[float, float, float]]:
         run()  # what is made once isn't counted
         with WorkCounter() as work:
             run()
-        found[name] = work.flops, work.bytes, timing.seconds(run, repeats=_REPEATS).least
+        found[name] = work.flops, work.bytes, min(timing.seconds(run, repeats=_REPEATS).all)
     return found
