@@ -12,15 +12,13 @@ from manyranks.measure.budget import Budget
 from manyranks.show import mfu, style
 from manyranks.show.bars import LONGEST
 from manyranks.show.mfu import Point
-from manyranks.theory import Plan, clusters, flops, models, roofline, step
+from manyranks.theory import Plan, clusters, models, roofline, step
 from manyranks.theory.roofline import Roof
 from tests.drawn import boxes, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 H100, V100, MACHINE = Roof(989e12, 3.35e12), Roof(125e12, 0.9e12), Roof(103e9, 10e9)
 RUNS = [("PaLM, 540 B", "6,144 TPU v4", 0.462), ("this run", "", 0.05)]
-PARTS = {"model FLOPs": 0.41, "slower products": 0.31, "messages": 0.11, "bubble": 0.09, "else": 0.08}
-RATES = {"float32": {64: 20e9, 1024: 103e9, 256: 90e9}, "bfloat16": {64: 10e9, 256: 200e9, 1024: 343e9}}
 OPERATORS = [Point("q, k, v", 890, None, "products"), Point("scores", 310, None, "products"), Point("up", 1400, None, "MLP")]
 OPERATORS += [Point("RMSNorm", 1.0, None, "moves memory"), Point("residual", 0.25, None, "moves memory")]
 MEASURED = [
@@ -32,18 +30,12 @@ MANY = [Point(f"operator {k}", 0.2 * 1.3**k, 1e10 * 1.4**k if k % 2 else None, "
 
 
 BUDGETS = {0: Budget(0.102, 0.066, 0.010, 0.018, 0.08), 1: Budget(0.092, 0.076, 0.0, 0.028, 0.08)}
-SAMPLES = {"not synchronised": [0.4, 3e-5, 2e-5, 4e-5], "synchronised": [0.5, 3e-3, 3.2e-3, 9e-3]}
 THEORY = roofline.time_budget(models["llama3-8b"], Plan(dp=8, tp=8, zero=3, seq=8192), clusters["h100-dgx"])
-SHARES = {name: 0.4 + k / 50 for k, name in enumerate(flops.CONVENTIONS)}
 PLAN = Plan(dp=8, tp=2, pp=4, seq=8192, batch=128, zero=1, recompute="none")
 RUN = models["llama3-8b"], PLAN, clusters["h100-dgx"]
 FIGURES = {
     "published": lambda: mfu.published(RUNS),
     "one run": lambda: mfu.published(RUNS[1:]),
-    "bought": lambda: mfu.bought(PARTS),
-    "bought, few": lambda: mfu.bought({"model FLOPs": 0.41, "all else": 0.59}, 256),
-    "rates": lambda: mfu.rates(RATES, "this machine"),
-    "one rate": lambda: mfu.rates({"float32": {64: 1e9}}),
     "a roof": lambda: mfu.roofline({"H100, bfloat16": H100}, OPERATORS),
     "a roof and what was measured": lambda: mfu.roofline({"this machine": MACHINE}, MEASURED),
     "roofs": lambda: mfu.roofline({"V100": V100, "H100": H100}),
@@ -55,9 +47,6 @@ FIGURES = {
     "a budget of theory": lambda: mfu.waterfall({"llama3-8b": THEORY}),
     "other parts": lambda: mfu.waterfall({"H100": {"at the peak": 0.4, "memory": 0.1, "messages": 0.06}}),
     "ten other parts": lambda: mfu.waterfall({"a step": {f"part {k}": 1 + k for k in range(10)}}),
-    "timings": lambda: mfu.timings(SAMPLES),
-    "one series": lambda: mfu.timings({"matmul": [0.004, 0.003]}),
-    "conventions": lambda: mfu.conventions(SHARES),
     "over a degree": lambda: mfu.over_degree(*RUN, "dp", (2, 4, 8, 16)),
 }
 
@@ -84,14 +73,6 @@ def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
             lambda: mfu.published([("PaLM", "TPU v4", 46.2)]),
             "the shares are {'PaLM': 46.2}: give numbers from 0 to 1, not in perc",
         ),
-        (
-            lambda: mfu.bought({"model FLOPs": 0.4}),
-            "gpus=16384, {'model FLOPs': 0.4}: give 256 to 32,768 GPUs, and shares that are",
-        ),
-        (lambda: mfu.bought(PARTS, gpus=64), "gpus=64, {"),
-        (lambda: mfu.rates({}), "0 lines: "),
-        (lambda: mfu.timings({}), "0 names: "),
-        (lambda: mfu.conventions({"mine": 0.1}), "convention 'mine': choose from full, "),
         (lambda: mfu.roofline({}), "0 roofs: "),
         (lambda: mfu.roofline({"H100": H100}, MANY * 2), "40 points: "),
         (lambda: mfu.roofline({"H100": H100}, [Point("x", 1, None, c) for c in "abcdefg"]), "7 groups of points: "),
@@ -129,52 +110,6 @@ def test_published_bars_are_shares_of_what_was_bought():
     assert widths(axes) == [pytest.approx([LONGEST * 0.462, LONGEST * 0.538]), pytest.approx([LONGEST * 0.05, LONGEST * 0.95])]
     assert words(axes) == ["46.2%", "5.0%"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["PaLM, 540 B, 6,144 TPU v4", "this run"]
-
-
-def test_a_part_of_what_was_bought_has_its_share_of_the_cells():
-    figure = mfu.bought({"model FLOPs": 0.41, "all else": 0.59}, 16384)
-    used, rest = ([bar.get_width() for bar in bars] for bars in figure.axes[0].containers)
-    assert (sum(used), sum(rest)) == (round(0.41 * 2048), 2048 - round(0.41 * 2048))
-    assert all(one + other == 64 for one, other in zip(used, rest, strict=True))
-    assert [text.get_text() for text in figure.legends[0].texts] == [
-        "model FLOPs\n41%, 6,717 GPUs",
-        "all else\n59%, 9,667 GPUs",
-    ]
-
-
-def test_rates_are_lines_in_the_order_of_sizes_with_the_best_in_the_legend():
-    (axes,) = mfu.rates(RATES).axes
-    assert list(axes.lines[0].get_xdata()) == [64, 256, 1024]
-    assert list(axes.lines[0].get_ydata()) == [20e9, 90e9, 103e9]
-    legend = [text.get_text() for text in axes.get_legend().texts]
-    assert legend == ["float32: at best 103 GFLOP/s", "bfloat16: at best 343 GFLOP/s"]
-
-
-def test_timings_ring_the_first_call_and_show_median_and_mean():
-    (axes,) = mfu.timings(SAMPLES).axes
-    for k, seconds in enumerate(SAMPLES.values()):
-        ring, mean, median = axes.lines[2 + 3 * k : 5 + 3 * k]
-        assert list(axes.lines[k].get_ydata()) == seconds
-        assert list(ring.get_ydata()) == seconds[:1]
-        assert mean.get_ydata()[0] == pytest.approx(np.mean(seconds))
-        assert median.get_ydata()[0] == pytest.approx(np.median(seconds))
-    said = [text.get_text() for text in axes.get_legend().texts]
-    assert said[1] == "synchronised: first call 500 ms (ringed), mean 129 ms (dashed), median 6.1 ms (line)"
-
-
-def test_each_convention_is_shown_with_what_it_counts():
-    shares = {"full": 0.4373, "causal": 0.3894, "palm": 0.44}
-    (axes,) = mfu.conventions(shares).axes
-    assert [width for (width,) in widths(axes)] == pytest.approx([LONGEST * share / 0.44 for share in shares.values()])
-    assert words(axes) == ["43.7%", "38.9%", "44.0%"]
-    assert [label.get_text().partition("\n")[2] for label in axes.get_yticklabels()] == [
-        "every product, all scores",
-        "every product, causal half of the scores",
-        "6 × all parameters, all scores",
-    ]
-
-
-# Roofline
 
 
 def points(axes) -> list[tuple[float, float, bool]]:

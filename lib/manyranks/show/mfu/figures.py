@@ -3,18 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, cycle
-from math import inf, nan, sqrt
-from statistics import fmean, median
+from math import inf
 from typing import NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from manyranks.show import scenario, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.lines import curves, powers, ticks
 from manyranks.show.looks import LOOKS, STEP
-from manyranks.theory import Cluster, ModelShape, Plan, flops, step
+from manyranks.theory import Cluster, ModelShape, Plan, step
 from manyranks.theory.roofline import Roof, time_budget
 
 # A part's name in the picture, colour and hatch; parts that are not known have the others in turn.
@@ -35,80 +33,6 @@ def published(runs: Sequence[tuple[str, str, float]]) -> style.Figure:
     looks = {"model FLOPs (MFU)": (style.BLUE, ""), "all else": (style.FAINT, "")}
     bars = {", ".join(filter(None, run)): dict(zip(looks, (share, 1 - share), strict=True)) for *run, share in runs}
     return rows("MFU of published runs", looks, bars, [f"{share:.1%}" for *_, share in runs], 1.0)
-
-
-def conventions(shares: Mapping[str, float]) -> style.Figure:
-    """Draws MFU of one run under each convention, with what that counts.
-
-    shares: one of theory.flops.CONVENTIONS -> MFU as a share, from above. Raises ValueError for none, and another one.
-    """
-    bars, scores = {}, {0: "no scores", 0.5: "causal half of the scores", 1: "all scores"}
-    for name, share in shares.items():
-        rule = flops.CONVENTIONS[name]
-        products = "6 × all parameters" + " but the embedding" * (not rule.embedding) if rule.everything else "every product"
-        bars[f"{name}\n{products}, {scores[rule.attention]}"] = {"MFU": share}
-    said = [f"{share:.1%}" for share in shares.values()]
-    return rows("One run's MFU under every convention", {"MFU": (style.BLUE, "")}, bars, said, max(shares.values()) or 1.0)
-
-
-@style.styled
-def bought(parts: Mapping[str, float], gpus: int = 16384) -> style.Figure:
-    """Draws what all GPUs of a run do, as if each part of the time were so many GPUs that do nothing else: 8 a cell.
-
-    parts: name -> share of the whole, at most 6; together 1. gpus: how many there are, from 256 to 32,768. Raises ValueError
-    for other parts, and for too few or too many GPUs.
-    """
-    count("parts", parts, 6)
-    if abs(sum(parts.values()) - 1) > 1e-6 or not 32 <= (cells := gpus // 8) <= 4096:
-        raise ValueError(f"gpus={gpus}, {dict(parts)}: give 256 to 32,768 GPUs, and shares that are 1 together")
-    wide = round(sqrt(2 * cells))
-    rows, ends = np.arange(-(-cells // wide)), np.rint(np.cumsum([0.0, *parts.values()]) * cells)
-    fig, (axes,) = style.figure(width=8.8, height=3.4)
-    for (name, share), look, start, end in zip(parts.items(), ((style.BLUE, ""), *LOOKS[1:]), ends, ends[1:], strict=False):
-        left, right = (np.clip(at - rows * wide, 0, wide) for at in (start, end))  # of each row of cells, from above
-        look = {"color": look[0], "hatch": look[1], "edgecolor": "#666666", "linewidth": 0}
-        axes.barh(rows + 0.5, right - left, 1.0, left, label=f"{name}\n{share:.0%}, {gpus * share:,.0f} GPUs", **look)
-    axes.vlines(range(wide + 1), 0, len(rows), colors="white", linewidth=0.8)
-    axes.hlines(range(len(rows) + 1), 0, wide, colors="white", linewidth=0.8)
-    axes.set(xlim=(0, wide), ylim=(len(rows), 0), aspect="equal", title=f"{gpus:,} GPUs, 8 per cell")
-    axes.axis("off")
-    fig.legend(loc="outside right upper")
-    return fig
-
-
-def rates(found: Mapping[str, Mapping[float, float]], title: str = "") -> style.Figure:
-    """Draws FLOP/s of matrix products over their size, a line for each name, on logarithmic axes.
-
-    found: name ("bfloat16") -> size -> FLOP/s. Raises ValueError for none, more than 6 lines, and a line without points.
-    """
-    count("lines", found, 6)
-    sizes = sorted({size for points in found.values() for size in points})
-    best = {name: f"{name}: at best {units.flop_rate(max(points.values()))}" for name, points in found.items()}
-    named = {best[name]: [points.get(size, nan) for size in sizes] for name, points in found.items()}
-    of = "rows and columns of both matrices", "matmul rate"
-    return curves(sizes, named, *of, yunit=units.flop_rate, title=title, xticks=sizes[:: -(-len(sizes) // 9)])
-
-
-@style.styled
-def timings(samples: Mapping[str, Sequence[float]]) -> style.Figure:
-    """Draws times of repeated calls in their order, with the first one ringed, and lines for their median and mean.
-
-    samples: name -> seconds. Raises ValueError for none, more than 4 names, and no times.
-    """
-    count("names", samples, 4)
-    calls = range(1, max(map(len, samples.values())) + 1)
-    named = {name: [*seconds, *[nan] * (len(calls) - len(seconds))] for name, seconds in samples.items()}
-    of = {"xlabel": "call", "ylabel": "time of a call", "xlog": False, "xticks": calls[:: -(-len(calls) // 8)]}
-    (axes,) = curves(calls, named, yunit=units.duration, **of).axes
-    for line, (name, seconds) in zip(list(axes.lines), samples.items(), strict=True):
-        times = [units.duration(each) for each in (seconds[0], fmean(seconds), median(seconds))]
-        said = "{}: first call {} (ringed), mean {} (dashed), median {} (line)".format(name, *times)
-        line.set(linestyle="none", markevery=1, label=said)
-        axes.plot([1], seconds[:1], "o", color=line.get_color(), fillstyle="none", markersize=11)
-        for at, dash in ((fmean(seconds), "--"), (median(seconds), "-")):
-            axes.axhline(at, color=line.get_color(), linestyle=dash, linewidth=1.2)
-    axes.legend(handles=axes.lines[: len(samples)], loc="lower left", bbox_to_anchor=(-0.02, 1.0))
-    return axes.figure
 
 
 @style.styled
