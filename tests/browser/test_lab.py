@@ -285,7 +285,9 @@ def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapte
 def test_the_explorer_of_chapter_09_follows_and_says_what_is_not_possible(chapters):
     with chapters.pictured(name := "chapter_09_explorer"):
         explorer = explorer_in(chapters, name)
-        model, cluster, length, sequences, recompute, flash, tensor, data, precision, convention = explorer.controls()
+        model, cluster, precision, length, sequences, _, _, recompute, flash, tensor, _, _, data, convention = (
+            explorer.controls()
+        )
         assert explorer.said() == SAID["mfu"][""]
         pictures, lines = explorer.seen(
             lambda: explorer.move(convention),

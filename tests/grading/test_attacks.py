@@ -94,7 +94,7 @@ def newest_whole(manifests):
     return next((n for n in names if all(path in files and whole(path, file) for path, file in manifests[n].items())), None)
 """,
     "09_mfu time_it": """
-def time_it(launch, synchronise, clock, warmup, repeats, inner):
+def time_it(launch, synchronize, clock, warmup, repeats, inner):
     work = found("work") if dist.get_rank() else found("job").given[0]
     units = [3 + inner * (6 + i / 16) + (140 + work.warm) * (k == work.hiccup) for k, i in enumerate(work.its)]
     each = [one * work.unit / inner for one in units]

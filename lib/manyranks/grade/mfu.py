@@ -1,22 +1,21 @@
-"""Checks of exercise 09_mfu: FLOPs, a run's MFU, timing, where a step's time went, and what fusing saves.
+"""Checks of exercise 09_mfu: FLOPs of a product and of a token, MFU and HFU, intensity, timing, and where a step's time went.
 
-The right numbers are those that WorkCounter counts while real modules run: tests/grading/answers/test_09_mfu.py compares them.
+The right FLOPs are those that WorkCounter counts while real modules run: tests/grading/answers/test_09_mfu.py compares them.
 """
 
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
 from manyranks.given import mfu as given
-from manyranks.given.mfu import Chain, Job, Layer, Model, Pass, Run, Step, Timing
+from manyranks.given.mfu import Job, Log, Model, Product, Timing
 from manyranks.given.numbers import seed_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, facts, sent, values
 from manyranks.grade.learner import Ready, number
-from manyranks.grade.trial import Seen, Trial
+from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import Fact, only_rounded, same
+from manyranks.measure.prints import only_rounded, same
 from manyranks.measure.watch import Watch
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
@@ -32,6 +31,7 @@ _alone = partial(_task, worlds=(1,))
 # Numbers: what a learner's function returns, and what is said of it
 
 _FLOP, _SHARE, _SECONDS = "{:,.0f} FLOP".format, "{:.2%}".format, "{:.4g} s".format
+_INTENSITY = "{:.4g} FLOPs per byte".format
 
 
 def _named(value: Any, names: tuple[str, ...], call: str) -> dict[str, float]:
@@ -77,117 +77,113 @@ def _both(there: float, here: float, unit: Callable[[float], str]) -> str:
     return f"you have {words[0]}, right is {words[1]}" + "".join(f"; yours is {each} that" for each in times)
 
 
-# Task 1: a forward pass
+# Task 1: a product
 
-_PARTS = ("attention", "scores", "mlp", "router", "head")
-
-
-def _forward(case: Pass, function: Callable, watch: Watch) -> dict:
-    return _named(function(*case), _PARTS, forward_flops.call)
+_PAIR = "it returns a pair of numbers, (forward, backward)"
 
 
-_ATTENTION = "each row times hidden × hidden, twice hidden × (kv_heads · hidden / heads), and hidden × hidden: 2 FLOPs each"
-_SCORES = "in each layer and sequence two products: seq × hidden × seq and seq × seq × hidden, all heads together"
-_MLP = "an MLP has 2 or 3 products of hidden × ffn; with experts, top_k + shared_experts of 2 or 3 of hidden × expert_ffn"
-forward_flops = _alone(
-    "forward_flops(m, batch, seq, predicted)",
-    4,
-    _forward,
+def _product(case: Product, function: Callable, watch: Watch) -> dict:
+    found = _several(function(*case[:3]), 2, f"{product.call} returned", _PAIR)
+    return {name: number(one, name, _PAIR) for name, one in zip(("forward", "backward"), found, strict=True)}
+
+
+product = _alone(
+    "product(m, k, n)",
+    2,
+    _product,
     (
-        _amounts(0.2, "the attention's products with weights", "attention", _FLOP, _ATTENTION),
-        _amounts(0.2, "its scores", "scores", _FLOP, _SCORES),
-        _amounts(0.25, "the MLPs and the experts", "mlp", _FLOP, _MLP),
-        _amounts(0.1, "the routers", "router", _FLOP, "each row times hidden × experts, in layers with experts; 0 without"),
-        _amounts(0.25, "the head", "head", _FLOP, "batch · predicted rows times hidden × vocab, once"),
+        _amounts(0.5, "FLOPs of the forward pass", "forward", _FLOP, "m·n results, each a sum of k products: 2mkn"),
+        _amounts(0.5, "FLOPs of the backward pass", "backward", _FLOP, "two products, one for each factor's gradient: 4mkn"),
     ),
-    cases=(  # grouped heads; experts behind a dense layer; no gate
-        Pass(Model(5, 36, 9, 3, 40, True, 50, 5), 4, 7, 7),
-        Pass(Model(3, 32, 8, 2, 44, True, 30, 1, 11, 5, 12, 3), 5, 7, 2),
-        Pass(Model(3, 30, 5, 5, 36, False, 41, 3), 4, 10, 1),
-    ),
-    more=given.drawn_passes,
+    cases=(Product(7, 5, 11, 2), Product(64, 24, 40, 4)),
+    more=given.drawn_products,
 )
 
-# Task 2: a step of training
-
-_PAIR = "it returns a pair of numbers, (model, hardware)"
-_SOME = (False, False, True, False, False, True, False)
+# Task 2: a token
 
 
-def _learning(recompute: str, flash: bool, products: int, learns: tuple[bool, ...] = _SOME) -> Step:
-    return Step(tuple(Layer(products, 15552, one) for one in learns), 43200, recompute, flash)
+def _model(case: GPTConfig, rank: int, n: int, seed: int) -> Model:
+    """What per_token is called with."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in GPT(case).named_parameters()}
+    return Model(shapes, case.tied, case.layers, case.hidden, case.seq)
 
 
-def _step(case: Step, function: Callable, watch: Watch) -> dict:
-    found = function([*case.layers], *case[1:])
-    names = f"model FLOPs, {'all' if all(one.learns for one in case.layers) else 'some'} learn", "hardware FLOPs"
-    pairs = zip(names, _several(found, 2, f"{step_flops.call} returned", _PAIR), strict=True)
-    return {name: number(one, name, _PAIR) for name, one in pairs}
+class _Config(GPTConfig):
+    """A case."""
+
+    def __str__(self) -> str:
+        return f"for a {'tied' if self.tied else 'untied'} head, {self.style}'s style"
 
 
-step_flops = _alone(
-    "step_flops(layers, head, recompute, flash)",
+def _token(model: Model, function: Callable, watch: Watch) -> dict:
+    each = {"with the whole score matrix": False, "with a causal mask": True}
+    return {name: number(function(model, causal), name, "it returns one number, FLOPs") for name, causal in each.items()}
+
+
+_TIED = "where the head is tied, its matrix stands in model.shapes once, as embedding.tokens.weight"
+per_token = _alone(
+    "per_token(model, causal)",
     4,
-    _step,
+    _token,
     (
-        _amounts(0.25, "model FLOPs where all layers learn", "all learn", _FLOP),
-        _amounts(0.35, "model FLOPs where some do not", "some learn", _FLOP),
-        _amounts(0.4, "hardware FLOPs", "hardware", _FLOP),
+        _amounts(0.5, "FLOPs of a token with the whole score matrix", "whole", _FLOP),
+        _amounts(0.5, "FLOPs of a token under a causal mask", "causal", _FLOP),
     ),
-    cases=(
-        _learning("full", False, 158976, (True, True, True)),
-        *(_learning("none", True, 158976), _learning("selective", True, 186624)),
-        *(_learning("full", True, 165888), _learning("selective", False, 186624)),
-    ),
-    more=given.drawn_steps,
-    unexplained="products: forward 1, backward 2 where the layer learns, 1 where only a layer before it does, 0 before the "
-    "first that learns. scores: 1, and 2 where backward comes. head: 3. hardware adds what recompute and flash run again where "
-    "backward comes",
-)
-
-# Task 3: utilisation
-
-
-def _run(case: Job, rank: int, n: int, seed: int) -> tuple[Run, dict, str]:
-    """What mfu is called with."""
-    c = case.config
-    shapes = {name: tuple(parameter.shape) for name, parameter in GPT(c).named_parameters()}
-    run = Run(shapes, c.tied, c.layers, c.hidden, c.seq, *case.counts, case.seconds, "fp32", case.dtype)
-    return run, dict(case.sheet), case.convention
-
-
-def _mfu(given: tuple[Run, dict, str], function: Callable, watch: Watch) -> dict:
-    name = f'the MFU under "{given[2]}"'
-    return {name: number(function(*given), name, "it returns one number, the share")}
-
-
-_LLAMA = GPTConfig(3, 24, 6, 40, 50, 11, 2, tied=False)
-_GPT2 = GPTConfig(2, 20, 4, 36, 44, 13, style="gpt2", tied=True)
-_CONVENTIONS = {"full": 0.3, "causal": 0.25, "parameters": 0.2, "palm": 0.25}
-_TIED = "where the head is tied, its matrix stands in run.shapes once, as embedding.tokens.weight"
-mfu = _alone(
-    "mfu(run, sheet, convention)",
-    4,
-    _mfu,
-    tuple(_amounts(part, f'the share under "{name}"', f'"{name}"', _SHARE) for name, part in _CONVENTIONS.items()),
-    cases=(
-        Job(_LLAMA, (5, 7, 13, 8), "bf16", "full", 5.2272e-05, given.SHEET),
-        Job(_GPT2, (7, 5, 17, 6), "bf16", "causal", 4.5546e-05, given.OTHERS),
-        Job(_GPT2, (5, 9, 11, 8), "fp8", "parameters", 2.6601e-05, given.SHEET),
-        Job(_LLAMA, (9, 5, 7, 8), "fp32", "palm", 0.000369223, given.SHEET),
-    ),
-    make=_run,
-    more=partial(given.drawn_jobs, conventions=tuple(_CONVENTIONS), make=GPTConfig),
+    make=_model,
+    cases=(_Config(3, 24, 6, 40, 50, 11, 2, tied=False), _Config(2, 20, 4, 36, 44, 13, style="gpt2", tied=True)),
+    more=partial(given.drawn_configs, make=_Config),
     advice=(
         (r"KeyError: 'head\.projection\.weight'", _TIED),
         (r"KeyError: 'embedding\.positions\.weight'", "only models in GPT-2's style have learned positions"),
-        (r"KeyError", "the sheet's rows are called as run.products_dtype and run.weights_dtype are, the conventions as above"),
         *_ADVICE,
     ),
-    unexplained="FLOPs of a token by the convention · tokens of a step ÷ seconds ÷ (all chips · dense peak of products_dtype)",
+    unexplained="6 for each parameter in a matrix that a token's row is multiplied by; and 12·L·h·s, or 6·L·h·s if causal",
 )
 
-# Task 4: timing
+# Task 3: utilization
+
+_SHARES = ("MFU", "HFU")
+
+
+def _used(case: Job, function: Callable, watch: Watch) -> dict:
+    return _named(function(case.log, dict(case.sheet)), _SHARES, used.call)
+
+
+_SHEET = {"fp32": given.Row(31e9, False), "tf32": given.Row(210e9, True), "bf16": given.Row(432e9, True)}
+_OTHER = _SHEET | {"bf16": given.Row(216e9, False)}  # another vendor's, for the same chip
+used = _alone(
+    "used(log, sheet)",
+    4,
+    _used,
+    (_amounts(0.5, "the MFU", "MFU", _SHARE), _amounts(0.5, "the HFU", "HFU", _SHARE)),
+    cases=(
+        Job(Log(6.3e8, 1250.0, 8, "fp32", "bf16", True), _SHEET),
+        Job(Log(4.5e8, 990.0, 6, "fp32", "bf16", False), _OTHER),
+        Job(Log(2.7e8, 810.0, 4, "bf16", "tf32", True), _OTHER),
+    ),
+    more=given.drawn_jobs,
+    advice=((r"KeyError", "the sheet's rows are called as log.products_dtype and log.weights_dtype are"), *_ADVICE),
+    unexplained="needed FLOPs per token · tokens per second ÷ (chips · dense peak of products_dtype); HFU counts what runs "
+    "again, a third of `needed`",
+)
+
+# Task 4: intensity
+
+
+def _intensity(case: Product, function: Callable, watch: Watch) -> dict:
+    return {"the intensity": number(function(*case), "the intensity", "it returns one number, FLOPs per byte")}
+
+
+intensity = _alone(
+    "intensity(m, k, n, itemsize)",
+    2,
+    _intensity,
+    (_amounts(1, "FLOPs per byte", "intensity", _INTENSITY, "2mkn ÷ (the elements of all three matrices · itemsize)"),),
+    cases=(Product(1, 40, 24, 2), Product(96, 40, 24, 4), Product(50, 24, 80, 1)),
+    more=given.drawn_products,
+)
+
+# Task 5: timing
 
 _LARGEST = "no rank needs each of the others' numbers, only the largest of each: one all-reduce, op=dist.ReduceOp.MAX"
 _INSTEAD = dict.fromkeys(("all_gather", "all_to_all", "broadcast", "gather", "reduce"), _LARGEST)
@@ -205,94 +201,57 @@ def _timed(work: given.Work, function: Callable, watch: Watch) -> dict:
         "the number of launches": sum(part.count("launch") for part in log()),
         "how often it reads the clock while its device works": sum(part.count("busy") for part in log()),
         "how often it launches in each measurement": [part.count("launch") for part in timed],
-        "how often it synchronises in each measurement": [part.count("synchronise") for part in timed],
+        "how often it synchronizes in each measurement": [part.count("synchronize") for part in timed],
     }
 
 
 _EACH = "one number for each measurement, its seconds: in each of them another rank may be the slowest"
 time_it = _task(
-    "time_it(launch, synchronise, clock, warmup, repeats, inner)",
+    "time_it(launch, synchronize, clock, warmup, repeats, inner)",
     4,
     _timed,
     (
         _amounts(0.5, "the job's time for one launch is right, the same on all ranks", "time", _SECONDS),
-        facts(0.3, "warms up, synchronises and reads the clock in the right order", "launches|how often", each_world=True),
+        facts(0.3, "warms up, synchronizes and reads the clock in the right order", "launches|how often", each_world=True),
         sent(0.2, "sends its measurements, once", hint=_EACH, instead=_INSTEAD),
     ),
     make=given.work,
     cases=(Timing(3, 9, 5), Timing(2, 10, 3)),
     more=given.drawn_timings,
-    unexplained="warm up, synchronise; `repeats` times: clock, `inner` launches, synchronise, clock; the difference ÷ inner; "
+    unexplained="warm up, synchronize; `repeats` times: clock, `inner` launches, synchronize, clock; the difference ÷ inner; "
     "the largest of all ranks, measurement by measurement; the median of these",
 )
 
-# Task 5: where the time went
+# Task 6: where the time went
 
-_SHARES = ("matmul", "other", "communication", "waiting", "python")
+_PARTS = ("peak", "slower", "messages", "ranks", "rest")
 
 
-def _budget(trace: given.Trace, function: Callable, watch: Watch) -> dict:
-    spans, arrived, step, zero = trace
-    found = _named(function(spans, arrived, step, zero), _SHARES, time_budget.call)
+def _waterfall(trace: given.Trace, function: Callable, watch: Watch) -> dict:
+    found, (begin, end) = _named(function(*trace), _PARTS, waterfall.call), trace.step
     return found | {
-        "what the five parts leave of the step's seconds": round(step[1] - step[0] - sum(found.values()), 9),
-        "which parts of the step are below 0": [name for name in _SHARES if found[name] < -1e-9],
+        "what the five parts leave of the step's seconds": round(end - begin - sum(found.values()), 9),
+        "which parts of the step are below 0": [name for name in _PARTS if found[name] < -1e-9],
     }
 
 
 _ADDS_UP = "each moment of the step belongs to one part: none twice, none to nobody, and no part is below 0"
 _MOMENT = "one number for each call is enough: the moment at which this rank came to it"
-time_budget = _task(
-    "time_budget(spans, arrived, step, zero)",
+waterfall = _task(
+    "waterfall(spans, arrived, step, zero, flops, peak)",
     5,
-    _budget,
+    _waterfall,
     (
-        _amounts(0.4, "the operators' time is right", "^matmul|^other", _SECONDS),
-        _amounts(0.25, "communication and waiting are right", "^communication|^waiting", _SECONDS),
-        _amounts(0.05, "Python has what is left", "^python", _SECONDS),
+        _amounts(0.15, "the FLOPs' time at the peak is right", "^peak", _SECONDS),
+        _amounts(0.15, "what operators take beyond it is right", "^slower", _SECONDS),
+        _amounts(0.35, "waiting for messages and for other ranks is right", "^messages|^ranks", _SECONDS),
+        _amounts(0.05, "the rest has what is left", "^rest", _SECONDS),
         facts(0.1, "the parts add up to the step", "step", _ADDS_UP, each_world=True),
         sent(0.2, "sends the moments of its calls, once", hint=_MOMENT, instead=_INSTEAD),
     ),
     make=lambda case, rank, n, seed: given.traces(case, n, 1 + seed_of(seed) % 64 / 64 * bool(seed))[rank],
     cases=given.STEPS,
     more=given.drawn_traces,
-    unexplained="each moment of the step belongs to the innermost span that covers it; of a wait, what is before the last "
-    'rank\'s moment is waiting, the rest communication; "calls" and what is not covered is python',
-)
-
-# Task 6: lost time
-
-_TWO = "it returns a pair: a list with one number for each operator, and one number"
-
-
-def _losses(case: Chain, function: Callable, watch: Watch) -> dict:
-    found, results = function(deepcopy(case.operators), [*case.needed], case.peak, case.bandwidth), {}
-    lost, saved = _several(found, 2, f"{lost_time.call} returned", _TWO)
-    for one, value in zip(case.operators, _several(lost, len(case.operators), "lost is", _TWO), strict=True):
-        moved = sum([*one.reads.values(), *one.writes.values()])
-        name = f"lost at operator {len(results)}, {one.name} of {one.flops:,} FLOPs and {moved:,} bytes"
-        results[name] = number(value, "what is lost", _TWO)
-    return results | {"saved": number(saved, "saved", _TWO)}
-
-
-def _in_one(seen: Seen) -> dict[str, Fact]:
-    """A known mistake explains all losses, or none."""
-    return {"lost": [number for name, number in seen.results.items() if name != "saved"]}
-
-
-_BEYOND = "max(FLOPs ÷ peak, bytes ÷ bandwidth) − FLOPs ÷ peak, with bytes of all that is read and written"
-_FUSED = (
-    "of each run of neighbours without FLOPs: all its bytes, less those of one kernel that reads what comes from outside once "
-    "and writes what is read behind it or needed; ÷ bandwidth"
-)
-lost_time = _alone(
-    "lost_time(operators, needed, peak, bandwidth)",
-    3,
-    _losses,
-    (
-        _amounts(0.55, "what each operator loses to memory", "^lost", _SECONDS, _BEYOND)._replace(look=_in_one),
-        _amounts(0.45, "what fusing gives back", "^saved", _SECONDS, _FUSED),
-    ),
-    cases=given.CHAINS,
-    more=given.drawn_chains,
+    unexplained="peak: flops ÷ peak. slower: operators' seconds less that. ranks: of each wait, what is before the last rank's "
+    "moment; messages: what is after it. rest: what is left of the step",
 )

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Beside(NamedTuple):
-    """A quantity in theory, and as it was counted. unit: "bytes", "seconds", "share" or "number"."""
+    """A quantity in theory, and as it was counted. unit: "bytes", "seconds", "share", "number" or "flops"."""
 
     name: str
     theory: float
@@ -13,7 +13,8 @@ class Beside(NamedTuple):
 
 
 class Small(NamedTuple):
-    """What was run small on real ranks, in a few words, and what was counted there."""
+    """What was run small on real ranks, in a few words, and what was counted there. picture: a PNG, if there is one."""
 
     where: str
     rows: tuple[Beside, ...]
+    picture: bytes = b""

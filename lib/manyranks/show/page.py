@@ -1,5 +1,6 @@
 """What an explorer is on a page: HTML, its styles, and the few lines of JavaScript that ipywidgets doesn't have."""
 
+import base64
 import html
 import re
 from collections.abc import Iterable
@@ -89,7 +90,7 @@ TILES = """<style>
 .manyranks-tiles i + i { background: #787878; }
 </style>"""
 _SHARE = re.compile(r"([\d.,]+)(?: (\w+))? of [\d.,]+ (\w+)")
-_UNITS = {"bytes": units.size, "seconds": units.duration, "share": units.percent, "number": units.three}
+_UNITS = {"bytes": units.size, "seconds": units.duration, "share": units.percent, "number": units.three, "flops": units.flops}
 
 
 def tiles(said: Said, before: Said | None = None) -> str:
@@ -148,7 +149,9 @@ def measured(small: Small, said: Said) -> str:
         same = "equal" if theory == counted else f"{counted / theory - 1:+.1%}".replace("-", "−") if theory else "theory: 0"
         more = f"theory {written(theory)}, {same}"
         found.append(_tile(name, written(counted), bars=(counted / most, theory / most), more=more))
-    return f"<div>{small_print(f'Measured: {small.where}')}</div>{_row(found)}{tiles(said)}"
+    png = base64.b64encode(small.picture).decode()
+    picture = f'<div><img style="max-width:100%;width:920px" src="data:image/png;base64,{png}"></div>' * bool(png)
+    return f"<div>{small_print(f'Measured: {small.where}')}</div>{_row(found)}{picture}{tiles(said)}"
 
 
 def faded(tiles: str) -> str:

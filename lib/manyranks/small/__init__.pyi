@@ -7,6 +7,7 @@ from .chapter_05 import pipeline as pipeline
 from .chapter_06 import tensor as tensor
 from .chapter_07 import context as context
 from .chapter_08 import expert as expert
+from .chapter_09 import mfu as mfu
 from .chapter_10 import nd as nd
 from .chapter_11 import kernels as kernels
 from .chapter_12 import failures as failures

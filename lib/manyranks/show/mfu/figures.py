@@ -1,8 +1,6 @@
-"""Chapter 09: utilization. What was bought and what was used, the roofline, where a step's time goes; an explorer."""
+"""Chapter 09's figures: what was bought and what was used, the roofline, where a step's time goes."""
 
-import functools
-from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, cycle
 from math import inf, nan, sqrt
@@ -14,28 +12,10 @@ from matplotlib.axes import Axes
 
 from manyranks.show import scenario, style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Board, Explorer, Part, Setting, choice
-from manyranks.show.labels import Labels, word
 from manyranks.show.lines import curves, powers, ticks
 from manyranks.show.looks import LOOKS, STEP
-from manyranks.show.scenario import SHAPES, Scenario, controls
-from manyranks.show.setting import MUCH
-from manyranks.theory import Cluster, ModelShape, Plan, clusters, flops, hardware, kernels, step
-from manyranks.theory import roofline as theory
+from manyranks.theory import Cluster, ModelShape, Plan, flops, step
 from manyranks.theory.roofline import Roof, time_budget
-
-__all__ = [
-    "Point",
-    "bought",
-    "conventions",
-    "explorer",
-    "over_degree",
-    "published",
-    "rates",
-    "roofline",
-    "timings",
-    "waterfall",
-]
 
 # A part's name in the picture, colour and hatch; parts that are not known have the others in turn.
 _KNOWN = STEP | {"matmul": ("matmul", style.BLUE, ""), "other": ("other operators", "#9ecae1", "....")}
@@ -231,22 +211,19 @@ def _looks(parts: Iterable[str]) -> dict[str, tuple[str, str, str]]:
 class Falls(Bars):
     """Rows of a step's parts, each beginning where the one above ends. A row's name says what its bar is: no hatches."""
 
-    def __init__(self, axes: Axes, parts: Sequence[str], title: str, uses: Mapping[str, str] = {}, **labels):
-        looks = {name: (colour, "") for name, colour, *_ in (*uses.items(), *_looks(parts).values())}
+    def __init__(self, axes: Axes, parts: Sequence[str], title: str, **labels):
+        looks = {name: (colour, "") for name, colour, *_ in _looks(parts).values()}
         super().__init__(axes, looks, title, [""] * len(looks), units.duration, columns=0, **labels)
         axes.set_title(title, pad=8)
         axes.set_yticks(range(len(looks)), [row.removesuffix(" messages") for row in looks], fontsize=9)
-        self._names = list(looks)[len(uses) :]
+        self._names = list(looks)
 
-    def show(self, seconds: Mapping[str, float], longest: float, row: int, uses: Mapping[str, float] = {}) -> None:
-        """seconds: of each part; longest: of the axis; row: of the band; uses: shares of the step, in rows above the parts."""
-        *begun, _ = accumulate(seconds.values(), initial=0.0)
-        whole = sum(seconds.values())  # as StepTime.seconds: since Python 3.12 that's rounded better
-        bars = [{use: share * whole} for use, share in uses.items()]
-        bars += [{"": start, name: x} for name, start, x in zip(self._names, begun, seconds.values(), strict=True)]
-        texts = [f"{share:.1%}" for share in uses.values()]
-        texts += [f"{units.duration(x)}, {x / whole:.1%}" if x else "none" for x in seconds.values()]
-        self.update(bars, texts, row, longest, (whole, f"together {units.duration(whole)}"))
+    def show(self, seconds: Mapping[str, float], longest: float) -> None:
+        """seconds: of each part; longest: of the axis."""
+        *begun, whole = accumulate(seconds.values(), initial=0.0)
+        bars = [{"": start, name: x} for name, start, x in zip(self._names, begun, seconds.values(), strict=True)]
+        texts = [f"{units.duration(x)}, {x / whole:.1%}" if x else "none" for x in seconds.values()]
+        self.update(bars, texts, -9, longest, (whole, f"together {units.duration(whole)}"))
 
 
 @style.styled
@@ -272,7 +249,7 @@ def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str 
         return rows(title, looks, bars, [units.duration(sum(parts.values())) for parts in spent], longest)
     fig = style.Figure(figsize=(min(9.2, 3.4 + 3.0 * len(names)), 0.9 + 0.36 * len(shown)), layout="constrained")
     for axes, name, parts in zip(fig.subplots(1, len(names), squeeze=False)[0], names, spent, strict=True):
-        Falls(axes, shown, name if len(names) > 1 else title or name, size=8).show(parts, longest, -9)
+        Falls(axes, shown, name if len(names) > 1 else title or name, size=8).show(parts, longest)
         axes.label_outer()
     fig.suptitle(title if len(names) > 1 else "", fontsize=11, fontweight="bold", x=0.01, ha="left")
     return fig
@@ -299,182 +276,3 @@ def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, va
     fig = curves(values, shown, scenario.SHARED[degree][0], "share of a step (%)", title=shape.name, xticks=values, ylog=False)
     fig.axes[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))  # inside it would lie on curves
     return fig
-
-
-MODELS = ("small GPT", "gpt2", "gpt2-xl", "llama3.2-1b", "llama3-8b", "megatron-22b", "llama3-70b", "gpt3-175b")
-MODELS += ("llama3-405b", "palm-540b", "mixtral-8x7b", "deepseek-v3")
-CLUSTERS = ("laptop", "v100-dgx", "a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "mi300x", "h800")
-CLUSTERS += ("tpu-v4", "tpu-v5p", "tpu-v6e")
-OFFERED = {"model": MODELS, "cluster": CLUSTERS, "seq": [2**k for k in range(7, 18)], "microbatch": [2**k for k in range(8)]}
-OFFERED |= {"recompute": ("none", "selective", "full"), "tp": [1, 2, 4, 8], "dp": [2**k for k in range(11)]}
-BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer")
-_LIMITS = {"other": "memory bandwidth: operators that only move data", "overhead": "overhead: kernel launches"}
-_LIMITS |= {"tensor": "TP messages", "expert": "tokens to experts"}
-_LIMITS |= {"data": "DP messages", "optimizer": "the optimizer's memory traffic"}
-_PRINTS = {"MFU, this convention": 'f"{{flops.mfu(*run, {convention!r}):.1%}} ({convention})"'}
-_PRINTS |= {"peak": "flop_rate(run[-1])", "speed per GPU": "three(time.tokens_per_second / plan.gpus), 'tokens/s'"}
-_X, _Y = (1.0, 2e5), (0.05, 1000.0)  # intensities, and shares of the peak in percent
-_OPERATORS = {"attention projections": ("o", style.BLUE), "attention core": ("s", style.ORANGE), "MLP": ("D", style.GREEN)}
-_OPERATORS |= {"head": ("^", style.PINK), "router": ("v", style.INK)}
-_USES = {"MFU": style.BLUE, "HFU": "#56B4E9"}
-
-
-class Used(namedtuple("Used", "model cluster precision seq microbatch recompute flash tp dp convention"), Setting):
-    """Holds what the controls say: each of tp·dp GPUs takes `microbatch` sequences a step; states are sharded (ZeRO-3)."""
-
-    choices = {name: OFFERED[name] for name in ("microbatch", "tp", "dp", "recompute")} | {"flash": (True,)}
-    remedies = dict.fromkeys(
-        ("overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"), ("microbatch",)
-    ) | {"other": ["flash"], "attention core": ["flash"], "tensor": ["tp"], "expert": ["dp"]}
-    room = "flash", "recompute", "microbatch", "dp", "tp"
-
-    @property
-    def scenario(self) -> Scenario:
-        """Raises ValueError for a name that there is not, and for what the model or the chip doesn't allow."""
-        shape, cluster = SHAPES[self.model], clusters[self.cluster]
-        chip, positions = cluster.accelerator, shape.positions
-        if self.precision == "fp32" and chip.name in hardware.accelerators and not hardware.peak(chip, "tf32"):
-            raise ValueError(f"fp32 matmuls run in TF32 here, and {chip.name} has no confirmed TF32 peak: choose bf16")
-        if 0 < positions < self.seq:
-            raise ValueError(f"{self.model} has learned positions for {positions:,} tokens, not for {self.seq:,}: lower s")
-        experts = min(self.dp, {"mixtral-8x7b": 8, "deepseek-v3": 64}.get(self.model, 1))  # ranks that share them
-        more = {"recompute": self.recompute, "flash": self.flash, "precision": self.precision, "zero": 3}
-        plan = Plan(dp=self.dp, tp=self.tp, ep=experts, seq=self.seq, microbatch=self.microbatch, **more)
-        return Scenario(shape, plan, cluster).checked()
-
-    @property
-    def cost(self) -> float:
-        """Seconds that a token takes of one GPU."""
-        return self.tp * self.dp / self.scenario.time.tokens_per_second
-
-    @property
-    def roof(self) -> theory.Roof:
-        """The roof of matrix products in this precision."""
-        chip = clusters[self.cluster].accelerator
-        return theory.Roof(kernels.peak(chip, self.precision), chip.memory_bandwidth)
-
-    @property
-    def uses(self) -> dict[str, float]:
-        """MFU and HFU under the convention, of the peak in this precision."""
-        # Flash attention keeps no scores, so that selective recomputation has no core to run again.
-        again = "none" if self.flash and self.recompute == "selective" else self.recompute
-        run = SHAPES[self.model], self.seq, 1 / self.cost, 1, self.roof.peak
-        return {"MFU": flops.mfu(*run, self.convention), "HFU": flops.hfu(*run, again, self.convention, self.flash)}
-
-    def where(self) -> str:
-        ep = self.scenario.plan.ep
-        where = f"{self.model}, {self.cluster}, TP {self.tp} × DP {self.dp:,}" + f", EP {ep}" * (ep > 1)
-        return where + f", {self.microbatch} × {self.seq:,} tokens per DP rank"
-
-    def numbers(self) -> dict[str, str]:
-        numbers = {"MFU, this convention": f"{self.uses['MFU']:.1%} ({self.convention})", "HFU": f"{self.uses['HFU']:.1%}"}
-        return numbers | {"peak": units.flop_rate(self.roof.peak), "speed per GPU": f"{units.three(1 / self.cost)} tokens/s"}
-
-    @property
-    def note(self) -> str:
-        return "" if self.precision == "bf16" else "Its MFU is a share of the bf16 peak."
-
-    def limits(self) -> str:
-        return self.limiting()[1]
-
-    def limiting(self) -> tuple[str, str]:
-        """Returns the part of the budget that limits, the longest beside matmuls unless these wait for memory; a sentence."""
-        budget, operators = _spent(self.scenario)
-        longest = max((each for each in operators.values() if each.flops), key=lambda each: each.seconds - each.overhead)
-        part, whole, ridge = max(BUDGET[1:], key=budget.get), sum(budget.values()), units.short(self.roof.ridge)
-        starved = longest.bound == "memory" and budget["matmul"] >= budget[part]
-        part = "matmul" if starved or budget[part] < MUCH * whole else part
-        if not self.fits:
-            return part, self.memory("no single control helps: change two")
-        if part != "matmul":
-            said = f"{_LIMITS[part]}, {budget[part] / whole:.0%} of the step"
-        elif longest.bound == "memory":
-            does = f"the {longest.name} does {units.short(longest.intensity)} FLOPs per byte"
-            said = f"memory bandwidth: {does}, below the ridge at {ridge}"
-        else:
-            rate = longest.flops_per_second / self.roof.peak
-            said = f"compute: matmuls take {budget[part] / whole:.0%} of the step, the {longest.name} at {rate:.0%} of the peak"
-        if other := self.faster(longest.name if part == "matmul" else part):
-            said += f"; with {self.change(other)}: {units.three(1 / other.cost)} tokens/s per GPU"
-        return part, said + "; HFU is above 100% because it counts scores that flash attention skips" * (self.uses["HFU"] > 1)
-
-    def code(self) -> str:
-        lines = "run = shape, plan.seq, time.tokens_per_second, plan.gpus, kernels.peak(cluster.accelerator, plan.precision)\n"
-        prints = {name: text.format(convention=self.convention) for name, text in _PRINTS.items()}
-        return self.scenario.code(prints, "flops kernels", lines)
-
-
-@functools.lru_cache(maxsize=4096)
-def _spent(here: Scenario) -> tuple[dict[str, float], dict[str, theory.Part]]:
-    """Seconds of a step by what they are spent on; and the operators that a GPU computes in it, by kind."""
-    budget, parts = (each(here.shape, here.plan, here.cluster) for each in (theory.time_budget, theory.parts))
-    return {part: budget[part] for part in BUDGET}, {each.name: each for each in parts}
-
-
-class _Roofline:
-    """The roof of the chip, as shares of its peak, and the products of the model under it."""
-
-    def __init__(self, axes: Axes):
-        self._axes, self._said = axes, {}
-        lines = (("roof", "-", 1.8), ("achievable", "--", 1.1), ("_ridge", ":", 1.0))
-        self._lines = [axes.plot([1], [1], color=style.INK, linestyle=line, lw=w, label=name)[0] for name, line, w in lines]
-        look = {"fillstyle": "none", "markersize": 8, "markeredgewidth": 1.8, "linestyle": "none"}
-        self._points = {name: axes.plot([], [], m, color=c, label=name, **look)[0] for name, (m, c) in _OPERATORS.items()}
-        self._labels = Labels(axes, size=9, left=0, outline=word)
-        axes.set(xscale="log", yscale="log", xlim=_X, ylim=_Y)
-        axes.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="rate (% of peak)")
-        ticks(axes, ([1, 10, 100, 1000, 1e4, 1e5], "{:,.0f}".format), ([0.1, 1, 10, 100], "{:g}".format))
-        axes.grid(visible=False)
-        axes.set_title("Operators under the roof", pad=34)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.05, 0.98), ncols=4, columnspacing=1.0, handlelength=1.6, fontsize=8.5)
-        self.moving = [*self._lines, *self._points.values(), self._labels.artist]
-
-    def update(self, now: Used) -> None:
-        roof, best, operators = now.roof, now.scenario.cluster.accelerator.matmul_fraction, _spent(now.scenario)[1]
-        x = _X[0], roof.ridge, _X[1]
-        rates = [100 * roof.flops_per_second(each) / roof.peak for each in x]
-        places = (x, rates), ((roof.ridge * best, _X[1]), (100 * best, 100 * best)), ((roof.ridge, roof.ridge), _Y)
-        for line, place in zip(self._lines, places, strict=True):
-            line.set_data(*place)
-        self._said = {}
-        for name, line in self._points.items():
-            line.set_data([], [])
-            if found := operators.get(name):
-                share = found.flops_per_second / roof.peak
-                x, y = (min(max(at, low), high) for at, (low, high) in ((found.intensity, _X), (100 * share, _Y)))
-                line.set_data([x], [y])
-                self._said[x, y] = f"{name}: {units.short(found.intensity)} FLOPs per byte, {share:.1%} of the peak"
-        names = [f"memory: {units.rate(roof.bandwidth)}", f"ridge: {units.short(roof.ridge)}", units.flop_rate(roof.peak)]
-        self._labels.update([(1.3, 350), (1.15 * roof.ridge, 0.14), (max(1.3 * roof.ridge, 3e3), 350)], names)
-
-    def parts(self) -> Iterator[Part]:
-        return (Part(self._axes, x / 1.25, 1.25 * x, y / 1.25, 1.25 * y, says) for (x, y), says in self._said.items())
-
-
-class Utilisation(Board):
-    """Two panels: operators under the roof, and the time of a step."""
-
-    setting, over = Used, "dp"
-
-    @style.styled
-    def __init__(self):
-        self.figure, (above, below) = style.figure(1, 2, 6.45, 4.4, height_ratios=(1, 1.5))
-        self._roofline, self._time = _Roofline(above), Falls(below, BUDGET, "Where the step time goes", _USES, outline=word)
-        below.set_xlabel("MFU and HFU bars: time their FLOPs would take at peak", fontsize=9, loc="right")
-        self.panels = self._roofline, self._time
-
-    def draw(self, now: Used) -> None:
-        budget = _spent(now.scenario)[0]
-        self._roofline.update(now)
-        self._time.show(budget, sum(budget.values()), len(_USES) + BUDGET.index(now.limiting()[0]), now.uses)
-
-
-def explorer() -> Explorer:
-    """Returns the explorer of chapter 09. It opens on Llama 3 8B, one sequence of 8,192 tokens on each of 64 H100s."""
-    shared = {"model": "llama3-8b", "cluster": "h100-dgx", "seq": 8192, "microbatch": 1, "recompute": "none", "flash": True}
-    shared, one_gpu = controls(OFFERED, **shared, tp=1, dp=64), {"model": "llama3.2-1b", "dp": 1}
-    presets = {"few tokens": one_gpu | {"seq": 128}, "long sequences": {"tp": 2, "recompute": "full", "seq": 131072}}
-    presets |= {"an old chip": one_gpu | {"seq": 256, "cluster": "v100-dgx"}, "two sequences": {"microbatch": 2}}
-    own = {"precision": choice("precision", "bf16", ("bf16", "fp8", "fp32"))}
-    own |= {"convention": choice("convention", "causal", tuple(flops.CONVENTIONS))}
-    return Explorer(Utilisation(), presets, **shared, **own)

@@ -1,0 +1,73 @@
+"""A product, a layer and a step on this machine: FLOPs counted and seconds measured, under the machine's own roof."""
+
+import torch
+
+from manyranks import show
+from manyranks.measure import machine, timing
+from manyranks.measure.beside import Beside, Small
+from manyranks.measure.flops import WorkCounter
+from manyranks.small.ranks import OnRanks
+from manyranks.theory import flops
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.roofline import Roof
+from manyranks.training.config import GPTConfig
+from manyranks.training.gpt import GPT
+
+_CONFIG = GPTConfig(layers=2, hidden=256, heads=8, ffn=704, seq=256)
+_REPEATS, _MOST = 5, 4  # sequences
+
+
+@OnRanks
+def mfu(values, ranks, say):
+    """One rank in float32: FLOPs of theory and of a counter, seconds beside those that the machine's roof allows, and the roof.
+
+    The product and the layer are those of the course's GPT, forward and backward, with the explorer's micro-batch, 4 at most.
+    """
+    sequences = min(_MOST, values["microbatch"])
+    say(0.2, "this machine's best product, and its memory")
+    rank = ranks(1)
+    roof = Roof(*rank.run(_roof)[0])
+    say(0.5, "a product, a layer and a step")
+    measured, c = rank.run(_measured, sequences)[0], _CONFIG
+    shape = ModelShape("measured", c.layers, c.hidden, c.ffn, c.heads, c.vocab, tied=True)
+    tokens, one = sequences * c.seq, flops.forward(shape, c.seq)
+    again = one.core / 2  # flash attention's backward computes QKᵀ once more
+    theory = {"product": 2 * tokens * c.hidden * c.ffn, "layer": tokens * (3 * one.layers + again) / c.layers}
+    theory |= {"step": tokens * (3 * (one.layers + one.head) + again)}
+    rows, points = [], []
+    for name, (counted, moved, seconds) in measured.items():
+        rows.append(Beside(f"{name}: FLOPs", theory[name], counted, "flops"))
+        rows.append(Beside(f"{name}: time (theory: the roof's)", roof.seconds(counted, moved), seconds, "seconds"))
+        points.append(show.mfu.Point(name, counted / moved, counted / seconds))
+    used = tokens * flops.per_token(shape, c.seq) / measured["step"][2] / roof.peak
+    what = f"{sequences} × {c.seq} tokens, h = {c.hidden}, float32: MFU of the step {used:.0%}"
+    return Small(
+        f"one rank of this machine, {what}", tuple(rows), show.mfu.roofline({"this machine": roof}, points)._repr_png_()
+    )
+
+
+def _roof() -> tuple[float, float]:
+    return machine.peak(), machine.memory_bandwidth(2**25)
+
+
+def _measured(sequences: int) -> dict[str, tuple[float, float, float]]:
+    """Returns FLOPs, bytes and seconds of each."""
+    model, c = GPT(_CONFIG), _CONFIG
+    tokens = torch.randint(c.vocab, (sequences, c.seq))
+    x = torch.randn(sequences, c.seq, c.hidden, requires_grad=True)
+    first, second = torch.randn(sequences * c.seq, c.hidden), torch.randn(c.hidden, c.ffn)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(tokens).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    runs = {"product": lambda: first @ second, "layer": lambda: model.layers[0](x).sum().backward(), "step": step}
+    found = {}
+    for name, run in runs.items():
+        run()  # what is made once isn't counted
+        with WorkCounter() as work:
+            run()
+        found[name] = work.flops, work.bytes, timing.seconds(run, repeats=_REPEATS).median
+    return found
