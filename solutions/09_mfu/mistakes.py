@@ -149,7 +149,7 @@ def by_forwards(log, sheet):
 
 @also_right("used")
 def by_chip(log, sheet):
-    """What one chip does."""
+    """One chip, with its part of the tokens."""
     flops, sparse = sheet[log.products_dtype]
     mine, dense = log.tokens_per_second / log.chips, flops / {True: 2, False: 1}[sparse]
     return dict(zip(("MFU", "HFU"), (np.float64(log.needed * mine / dense) * x for x in (1, 8 / 6 if log.recompute else 1))))

@@ -1,5 +1,6 @@
 """Chapter 09's explorer shows what theory says of a setting, names what limits, and refuses in words what cannot be."""
 
+import base64
 import random
 import re
 from itertools import accumulate, combinations, pairwise
@@ -8,6 +9,7 @@ from math import hypot
 import pytest
 from matplotlib.axes import Axes
 
+from manyranks.measure.beside import Beside, Small
 from manyranks.show import mfu, units
 from manyranks.show.bars import LONGEST
 from manyranks.show.mfu.explorer import FIVE, Used, Utilisation
@@ -270,3 +272,15 @@ def test_every_choice_gives_a_limit_or_a_reason(explorer):
     assert all(each.limit and "nan" not in str(each) for each in said)
     assert all(re.search(_REASONS, each) for each in reasons), reasons
     assert len(said) > len(reasons) > 0
+
+
+def test_what_was_measured_is_drawn_under_its_own_roof():
+    small = Small(
+        "here", (Beside("step: FLOPs", 4e9, 4e9, "flops"),), (5e10, 1e10), (("product", 20.0, 4e10), ("step", 2.0, 1e10))
+    )
+    shown = mfu.explorer(measure=lambda values, say: small)
+    assert shown.measured() == small
+    assert "4 GFLOP" in shown.tiles.value
+    picture = shown.plot.pictured(small)
+    assert picture.startswith(b"\x89PNG")
+    assert base64.b64encode(picture).decode() in shown.tiles.value

@@ -216,7 +216,7 @@ def drawn_traces(random: Random) -> list[str]:
 
 
 def traces(step: str, n: int, slower: float) -> list[Trace]:
-    """Of n ranks in a step of this name: each computes, comes to a call, computes on, and waits. slower: by which factor."""
+    """Returns n ranks of a step of this name: each computes, comes to a call, computes on, and waits. slower: a factor."""
     number = int(step.removeprefix(_DRAWN))
     same, own = Random(number), [Random(f"{number} {rank}") for rank in range(n)]
     begun = [8 + 3 * rank for rank in range(n)]  # in units since the barrier

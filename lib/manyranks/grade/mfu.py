@@ -103,7 +103,7 @@ product = _alone(
 
 
 def _model(case: GPTConfig, rank: int, n: int, seed: int) -> Model:
-    """What per_token is called with."""
+    """Makes what per_token gets."""
     shapes = {name: tuple(parameter.shape) for name, parameter in GPT(case).named_parameters()}
     return Model(shapes, case.tied, case.layers, case.hidden, case.seq)
 

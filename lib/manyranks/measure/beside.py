@@ -13,8 +13,12 @@ class Beside(NamedTuple):
 
 
 class Small(NamedTuple):
-    """What was run small on real ranks, in a few words, and what was counted there. picture: a PNG, if there is one."""
+    """What was run small on real ranks, in a few words, and what was counted there.
+
+    roof: FLOP/s and bytes/s of the machine, if it was measured; points: name, FLOPs per byte and FLOP/s of what ran under it
+    """
 
     where: str
     rows: tuple[Beside, ...]
-    picture: bytes = b""
+    roof: tuple[float, ...] = ()
+    points: tuple[tuple[str, float, float], ...] = ()

@@ -5,6 +5,7 @@ An explorer is driven by a plot: an object with `figure`, `moving` (the artists 
 
 * `idle(**values)`: the names of controls that do nothing right now; they're switched off.
 * `parts()`: a Part for each thing that shows its number under the mouse.
+* `pictured(small)`: a PNG of the points that "Measure it" has found.
 * `code(**values)`: Python that prints what is shown; without it, that of the scenario.
 * `over`, `curves`, `apart` and `along(control, degrees, **values)`: the control that curves go over, which curves, those
   that go over another control, and their numbers; they're drawn beside the picture.
@@ -283,7 +284,8 @@ class Explorer:
         self.parts.value = "".join(boxes)
 
     def _show_small(self, small: Small) -> None:
-        self.tiles.value = page.TILES + page.measured(small, self._said or Said())
+        png = self.plot.pictured(small) if small.points else b""
+        self.tiles.value = page.TILES + page.measured(small, self._said or Said(), png)
 
     def _ipython_display_(self) -> None:
         keys = widgets.HTML(page.KEYS + page.PICTURE, layout=widgets.Layout(display="none"))

@@ -141,16 +141,16 @@ def _compared(name: str, cost: Cost, past: Cost | None) -> str:
     return _tile(name, text, *was, bars=shares if was and was[0] != text else shares[:1])
 
 
-def measured(small: Small, said: Said) -> str:
-    """HTML of what real ranks have counted, next to theory, above all other numbers: right below the picture."""
+def measured(small: Small, said: Said, png: bytes = b"") -> str:
+    """HTML of what real ranks have counted, next to theory, above all other numbers: right below the picture. png: of it."""
     found = []
     for name, theory, counted, unit in small.rows:
         written, most = _UNITS[unit], max(theory, counted) or 1.0
         same = "equal" if theory == counted else f"{counted / theory - 1:+.1%}".replace("-", "−") if theory else "theory: 0"
         more = f"theory {written(theory)}, {same}"
         found.append(_tile(name, written(counted), bars=(counted / most, theory / most), more=more))
-    png = base64.b64encode(small.picture).decode()
-    picture = f'<div><img style="max-width:100%;width:920px" src="data:image/png;base64,{png}"></div>' * bool(png)
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    picture = f'<div><img alt="what was measured" style="max-width:100%;width:920px" src="{source}"></div>' * bool(png)
     return f"<div>{small_print(f'Measured: {small.where}')}</div>{_row(found)}{picture}{tiles(said)}"
 
 

@@ -2,7 +2,6 @@
 
 import torch
 
-from manyranks import show
 from manyranks.measure import machine, timing
 from manyranks.measure.beside import Beside, Small
 from manyranks.measure.flops import WorkCounter
@@ -21,14 +20,15 @@ _REPEATS, _MOST = 5, 4  # sequences
 def mfu(values, ranks, say):
     """One rank in float32: FLOPs of theory and of a counter, seconds beside those that the machine's roof allows, and the roof.
 
-    The product and the layer are those of the course's GPT, forward and backward, with the explorer's micro-batch, 4 at most.
+    A linear layer's product forward, a layer and a step of the course's GPT in both directions; micro-batches of 4 at most.
     """
     sequences = min(_MOST, values["microbatch"])
     say(0.2, "this machine's best product, and its memory")
     rank = ranks(1)
-    roof = Roof(*rank.run(_roof)[0])
+    peak, bandwidth = rank.run(_roof)[0]
     say(0.5, "a product, a layer and a step")
     measured, c = rank.run(_measured, sequences)[0], _CONFIG
+    roof = Roof(max(peak, *(counted / seconds for counted, _, seconds in measured.values())), bandwidth)
     shape = ModelShape("measured", c.layers, c.hidden, c.ffn, c.heads, c.vocab, tied=True)
     tokens, one = sequences * c.seq, flops.forward(shape, c.seq)
     again = one.core / 2  # flash attention's backward computes QKᵀ once more
@@ -38,12 +38,10 @@ def mfu(values, ranks, say):
     for name, (counted, moved, seconds) in measured.items():
         rows.append(Beside(f"{name}: FLOPs", theory[name], counted, "flops"))
         rows.append(Beside(f"{name}: time (theory: the roof's)", roof.seconds(counted, moved), seconds, "seconds"))
-        points.append(show.mfu.Point(name, counted / moved, counted / seconds))
+        points.append((name, counted / moved, counted / seconds))
     used = tokens * flops.per_token(shape, c.seq) / measured["step"][2] / roof.peak
     what = f"{sequences} × {c.seq} tokens, h = {c.hidden}, float32: MFU of the step {used:.0%}"
-    return Small(
-        f"one rank of this machine, {what}", tuple(rows), show.mfu.roofline({"this machine": roof}, points)._repr_png_()
-    )
+    return Small(f"one rank of this machine, {what}", tuple(rows), (roof.peak, roof.bandwidth), tuple(points))
 
 
 def _roof() -> tuple[float, float]:
@@ -69,5 +67,5 @@ def _measured(sequences: int) -> dict[str, tuple[float, float, float]]:
         run()  # what is made once isn't counted
         with WorkCounter() as work:
             run()
-        found[name] = work.flops, work.bytes, timing.seconds(run, repeats=_REPEATS).median
+        found[name] = work.flops, work.bytes, timing.seconds(run, repeats=_REPEATS).least
     return found

@@ -7,12 +7,14 @@ from math import log, nan
 
 from matplotlib.axes import Axes
 
+from manyranks.measure.beside import Small
 from manyranks.show import style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
 from manyranks.show.lines import powers
 from manyranks.show.looks import STEP
+from manyranks.show.mfu.figures import Point, roofline
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, Scenario, controls
 from manyranks.show.setting import MUCH
 from manyranks.theory import Plan, clusters, flops, kernels
@@ -146,8 +148,8 @@ class Used(
         return part, said + "; HFU is above 100% because it counts scores that flash attention skips" * (self.uses["HFU"] > 1)
 
     def code(self) -> str:
-        lines = "peak = kernels.peak(cluster.accelerator, plan.recipe.rate)\n"
-        lines += "run = shape, plan.seq, time.tokens_per_second, plan.gpus, peak\n"
+        lines = "best = kernels.peak(cluster.accelerator, plan.recipe.rate)\n"
+        lines += "run = shape, plan.seq, time.tokens_per_second, plan.gpus, best\n"
         prints = {name: text.format(convention=self.convention) for name, text in _PRINTS.items()}
         return self.scenario.code(prints, "flops kernels", lines)
 
@@ -249,6 +251,12 @@ class Utilisation(Board):
         self._roofline.update(now)
         row = next(k for k, parts in enumerate(FIVE.values()) if part in parts)
         self._time.update(bars, texts, row, whole, (whole, f"together {units.duration(whole)}"))
+
+    def pictured(self, small: Small) -> bytes:
+        """Returns a PNG: the points that were measured, under the roof of the machine."""
+        return roofline(
+            {"this machine, float32": theory.Roof(*small.roof)}, [Point(*each) for each in small.points]
+        )._repr_png_()
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
