@@ -115,6 +115,17 @@ ANSWERS = {
         ("one node", {}, "694 MB, 3.94 ms", "925 MB, 7.84 ms", "1.02 GB, 10.4 ms"),
         ("Mixtral 8x7B", {}, "only 8 experts", "sent between nodes: 0 B"),
     ),
+    "09_mfu": (
+        show.mfu,
+        "128 tokens; 16 sequences; 64 MFU; 131,072 tokens; 8 micro-batches; 32 micro-batches",
+        ("few tokens", {}, "MFU, this convention: 2.0%", "56%"),
+        ("few tokens", {"microbatch": 64}, "MFU, this convention: 42.1%"),
+        ("pipeline", {}, "MFU, this convention: 33.6%", "26%"),
+        ("pipeline", {"m": 32}, "MFU, this convention: 42.0%"),
+        ("long sequences", {}, "MFU, this convention: 48.5%", "speed per GPU: 3,240 tokens/s"),
+        ("long sequences", {"convention": "full"}, "MFU, this convention: 82.2%"),
+        ("long sequences", {"convention": "parameters"}, "MFU, this convention: 15.8%"),
+    ),
     "11_kernels": (
         show.kernels,
         "L2 answers 1 - 63.5 / 295; 65,536 sums: 256²",
