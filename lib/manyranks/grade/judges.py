@@ -135,7 +135,8 @@ def _unequal(trial: Trial, right: Right, look: Look, hint: str, tolerance: float
             if got is None and value is not None:
                 unclear = Verdict(None, f"{_who(trial, rank)}{name} could not be judged")
             elif not same(got, value, tolerance):
-                found = f"{_who(trial, rank)}{name}{_says(value)}{difference(got, value)}"
+                says = ": " if type(value).__name__ in ("Print", "Tensor") else " "
+                found = f"{_who(trial, rank)}{name}{says}{difference(got, value)}"
                 return Verdict(False, found, _as_rounded(got, value) or hint)
     return unclear
 
@@ -159,11 +160,6 @@ def failure(seen: Seen, name: str = "") -> Verdict | None:
 
 def _who(trial: Trial, rank: int) -> str:
     return f"rank {rank}: " if trial.n > 1 else ""
-
-
-def _says(value: Fact) -> str:
-    """What stands between a result's name and how it differs."""
-    return ": " if type(value).__name__ in ("Print", "Tensor") else " "
 
 
 def _by_communication(trial: Trial) -> Verdict:
@@ -415,8 +411,8 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
     """
 
     def look(seen: Seen) -> dict[str, Fact]:
-        found = {f"held {i}": _steps(count) for i, count in enumerate(seen.held)}
-        return found | ({"peak": _steps(seen.peak)} if peak is not None else {})
+        found = {f"held {i}": round(count / _SMALL) for i, count in enumerate(seen.held)}  # small objects make no difference
+        return found | ({"peak": round(seen.peak / _SMALL)} if peak is not None else {})
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
@@ -433,11 +429,6 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
         return _first(trial, right, wrong)
 
     return Judge(share, what, verdict, look)
-
-
-def _steps(count: int) -> int:
-    """Bytes, so roughly that small objects make no difference."""
-    return round(count / _SMALL)
 
 
 def silent(share: float, what: str, hint: str = "this takes no communication: each rank has all that it needs") -> Judge:
