@@ -385,7 +385,7 @@ def of(**degrees):
 @right("plan")
 def plan():
     """The best that theory.planner.search finds."""
-    return theory.Plan(dp=64, pp=2, cp=2, tp=4, **JOB, virtual=8, recompute="none")
+    return theory.Plan(dp=64, pp=2, cp=4, tp=2, **JOB, virtual=8, zero=2, recompute="none")
 
 @also_right("plan")
 def by_hand():

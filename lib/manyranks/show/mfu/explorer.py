@@ -232,7 +232,7 @@ class Utilisation(Board):
 
     @style.styled
     def __init__(self):
-        self.figure, (above, below) = style.figure(1, 2, 6.45, 4.2, height_ratios=(1.15, 1))
+        self.figure, (above, below) = style.figure(1, 2, 6.45, 4.18, height_ratios=(1.15, 1))
         parts = {name: (colour, "") for parts in FIVE.values() for name, colour in parts.values()}
         self._roofline = _Roofline(above)
         self._time = Bars(below, parts, "Where the step time goes", list(FIVE), units.duration, columns=0, outline=word)
