@@ -308,8 +308,9 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         helps = self.takes(limit, lambda together: units.duration(together / t))
         if limit == "communication":
             return limit + (helps or f": only rings of chunks would hide its other {units.duration(self.waits)}")
-        times = t * (seconds - self.waits) / self._replace(tp=1).cost
-        if times > 0.99 * t:  # the host sets the pace
+        alone = self._replace(tp=1).cost
+        times = t * (seconds - self.waits) / alone
+        if seconds > 0.99 * alone:  # the host sets the pace
             return f"kernel launches: each of the {t} GPUs launches as many kernels as one alone, so the layer gets no faster"
         repeated = ", norms repeated on every rank" * (not self.sequence_parallel)
         return f"{limit}{repeated}: {t} GPUs use {units.three(times)} times the GPU time of one{helps}"

@@ -153,7 +153,8 @@ def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, di
     if 0 < shape.positions < seq:
         raise ValueError(f"{model} has learned positions for {shape.positions:,} tokens: lower s")
     eight = model == EIGHT_BITS and on.accelerator.flops_fp8 > on.accelerator.flops
-    return shape, {"precision": "fp8" if eight else "bf16", "embedding_slots": model == EMBEDDING_SLOTS}
+    own = {"stack": "hai-llm"} if model == EIGHT_BITS else {}
+    return shape, own | {"precision": "fp8" if eight else "bf16", "embedding_slots": model == EMBEDDING_SLOTS}
 
 
 @functools.lru_cache(maxsize=64)
