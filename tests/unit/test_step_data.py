@@ -109,6 +109,7 @@ def test_zero_1_takes_the_time_of_an_all_reduce_and_zero_3_half_as_much_again(n)
 
 
 def test_one_sequence_does_not_hide_the_gradients_of_64_gpus_and_two_do():
+    graph = {"stack": "megatron-bridge-graphs"}  # no backward takes its host's time
     whole = exposed(64, overlap=False)
-    assert exposed(64, 2) == exposed(64, 8) == pytest.approx(whole / 48)
-    assert exposed(64, 1) > 5 * whole / 48
+    assert exposed(64, 2, **graph) == exposed(64, 8, **graph) == pytest.approx(whole / 48)
+    assert exposed(64, 1, **graph) > 5 * whole / 48

@@ -159,7 +159,7 @@ def test_deepseeks_tokens_go_to_at_most_four_nodes():
 
 
 def test_an_all_to_all_waits_for_the_slower_of_network_and_node():
-    plan = Plan(dp=64, ep=64, seq=4096, precision="fp8")
+    plan = Plan(dp=64, ep=64, seq=4096, precision="fp8", stack="hai-llm")
     rows = 4096 * DEEPSEEK.hidden
     forward, backward = exposed.expert(DEEPSEEK, plan, H800)
     network = rows * (1 + 2) * 3.5 / (0.79 * 50e9)  # one copy to each other node: there in 8 bits, back in 16
