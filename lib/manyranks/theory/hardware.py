@@ -165,7 +165,7 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         _peaks().get((name, "float8"), flops * (2 if fp8 else 1)),
         reached,
         flops / float(row["flops_per_exponential"]) if row["flops_per_exponential"] else 0.0,
-        _ampere(row["flops_per_exponential"], flops) if fp8 else 1.0,
+        _ampere(name, flops) if fp8 else 1.0,
         int(row["processors"] or 0),
         _REUSE * (2 * _SHARED if fp8 else 0.5 if name.startswith("V100") else 1),
         flops_fp4=_peaks().get((name, "float4"), 0.0),
@@ -173,9 +173,9 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
     )
 
 
-def _ampere(flops_per_exponential: str, flops: float) -> float:
-    """Blackwell (512) is not told of: its stacks have kernels of its own."""
-    return 0.0 if flops_per_exponential == "512" else min(1.0, _AMPERE * _HOPPER / flops)
+def _ampere(name: str, flops: float) -> float:
+    """Chips with 4-bit products, Blackwell and later, have kernels of their own in every stack: 0."""
+    return 0.0 if (name, "float4") in _peaks() else min(1.0, _AMPERE * _HOPPER / flops)
 
 
 DTYPES = ("bfloat16", "float16", "float8", "float4", "tf32", "float32", "float64")
