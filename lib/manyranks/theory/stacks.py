@@ -65,8 +65,8 @@ _FUSED, _NO_MORE, _NO_COPIES = Moved(), Keeps(), Copies()
 # and 515 backward, for 12 and 24 of theory.layer's kernels. A GPU's host has a core that is up to twice as fast.
 _HOST = 20e-6
 # 80 µs, fitted: what Megatron takes to launch one of theory.layer's kernels, with modules, autograd functions, random states
-# and views. Fitted on small GPTs on A100s (published.steps.SMALL). Qwen3-30B on H100s agrees (layers of 9.6 ms, 121 launches), but
-# by a number that was chosen on it: layer.OPERATORS.
+# and views. Fitted on small GPTs on A100s (published.steps.SMALL). Qwen3-30B on H100s agrees (9.6 ms per layer, 121 launches), by a
+# number that was chosen on it: layer.OPERATORS.
 _MEGATRON_HOST = 80e-6
 
 
