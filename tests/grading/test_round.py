@@ -176,6 +176,7 @@ def test_honest_accidents_cost_no_points(course):
     check["attachments"] = {"a.png": {"image/png": "AA=="}}
     pasted = new_code_cell("1 / 0", metadata=graded(grade_id="of_another_exercise", solution=True, locked=True))
     odd.cells += [new_raw_cell("a picture" * 40_000), pasted, new_code_cell("2"), new_code_cell("3" + 2_000 * "\n")]
+    odd.cells.append(new_code_cell("4  # \ud83d"))  # half of a picture, as some editors leave it
     odd.cells[-1]["outputs"] = [{"output_type": "display_data", "data": {}}]
     del odd.cells[-2]["outputs"], odd.cells[-2]["execution_count"]
     odd.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {}}

@@ -11,7 +11,7 @@ from manyranks.given import mfu as given
 from manyranks.given.mfu import Job, Log, Model, Product, Timing
 from manyranks.given.numbers import seed_of
 from manyranks.grade.check import Task
-from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, facts, sent, values
+from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, both, facts, sent, values
 from manyranks.grade.learner import Ready, number
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
@@ -206,12 +206,13 @@ def _timed(work: given.Work, function: Callable, watch: Watch) -> dict:
 
 
 _EACH = "one number for each measurement, its seconds: in each of them another rank may be the slowest"
+_TIME = _amounts(0.5, "the job's time for one launch is right, the same on all ranks", "time", _SECONDS)
 time_it = _task(
     "time_it(launch, synchronize, clock, warmup, repeats, inner)",
     4,
     _timed,
     (
-        _amounts(0.5, "the job's time for one launch is right, the same on all ranks", "time", _SECONDS),
+        both(_TIME, facts(0, "", "launches in each", "the time is measured, not read off the device")),
         facts(0.3, "warms up, synchronizes and reads the clock in the right order", "launches|how often", each_world=True),
         sent(0.2, "sends its measurements, once", hint=_EACH, instead=_INSTEAD),
     ),

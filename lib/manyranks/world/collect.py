@@ -172,6 +172,8 @@ class _Gathering:
                 self._output.take(process.rank, process.read([reply], Shown), process.confined)
                 return True
             reply = process.read([reply], Reply)
+            if process.confined and process.rank in self._outcome.replies:
+                raise NotPlain("one reply is enough, and who sends many would never be done")
         except NotPlain:  # of a confined rank: what it has sent is no reply
             process.kill()
             self._selector.unregister(process.command)

@@ -12,7 +12,7 @@ import msgspec
 
 from manyranks.world.messages import Frame
 
-LARGEST = 128 * 2**20  # bytes of a message
+LARGEST = 8 * 2**20  # bytes of a message: a picture is the largest that an honest rank sends
 _TENSOR = 1  # MessagePack's number for a tensor: dtype, dimensions, sizes, elements
 _HEAD = struct.Struct("<BB")
 _DEEPEST = 8  # dimensions
