@@ -46,7 +46,7 @@ CASES = [
     (hostile.is_a_coroutine, "the result is a coroutine"),
     (hostile.returns_nothing, "the result is nothing"),
     (hostile.returns_a_list, "the result is a list of 1"),
-    (hostile.returns_a_huge_tensor, "a tensor of 75,000 elements"),
+    (hostile.returns_a_huge_tensor, "a tensor of 300,000 elements"),
     (hostile.returns_what_has_no_repr, "the result is a Unreadable"),
     (hostile.returns_a_false_tensor, "cannot be read"),
     (hostile.returns_a_sparse_tensor, "✗ returns"),

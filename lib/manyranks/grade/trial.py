@@ -43,7 +43,7 @@ _OVERHEAD, _UNNOTED = 2, 1 << 20  # of what is sent beside what is noted: header
 _NAMES = {Send: "send", Recv: "recv"}
 _KINDS = ("gradient", "call", "wait", "mark")
 _EVENTS, _MARK = 100_000, 20_000  # of one rank; letters
-_ROOM = 1 << 16  # elements: a result larger than this is not what a task asks for, and takes long to compare
+_ROOM = 1 << 18  # elements: a result larger than this is not what a task asks for, and takes long to compare
 
 Run = Callable[[Any, Any, Watch], dict]  # what a rank gets, the learner's answer, watch -> results: tensors, or JSON
 Make = Callable[[Any, int, int, int], Any]  # case, rank, number of ranks, seed -> what this rank gets
