@@ -258,17 +258,10 @@ HELD = (
     "the whole weights are still there: no attribute may hold them, in whatever form, and a part that is a view keeps all of "
     "its memory: clone() it"
 )
-KEPT = {
-    "whole": lambda whole: [whole],
-    "arrays": lambda whole: [p.detach().numpy().copy() for p in whole.parameters()],
-    "bytes": lambda whole: b"".join(p.detach().numpy().tobytes() for p in whole.parameters()),
-    "lists": lambda whole: [p.detach().flatten().tolist() for p in whole.parameters()],
-}
-
-def slip_that_keeps(task, form, points):
-    """A mistake: the whole weights stay in an attribute, in this form."""
-    slip(task, f"{task}_keep_{form}", points, "", says=HELD,
-         more=lambda self, whole: setattr(self, "aside", KEPT[form](whole)))
+def slip_that_keeps(task, points):
+    """A mistake: the whole weights stay in an attribute, as arrays."""
+    slip(task, f"{task}_keep_arrays", points, "", says=HELD,
+         more=lambda self, whole: setattr(self, "aside", [p.detach().numpy().copy() for p in whole.parameters()]))
 
 def keep_views(self, whole):
     gate, up = whole.gate_up.weight.detach().chunk(2)
@@ -289,8 +282,7 @@ slip("MLP", "MLPBlocks", 2, "units are dealt in turn: rank r has the units r, r 
 slip("MLP", "MLPBothHalvesAtOnce", 2, "the first U rows of gate_up are gates, the others ups: cut each half by itself. A "
      "part of all 2U rows has gates on some ranks and ups on the others", halves=cut_both_halves)
 slip("MLP", "MLPRankOfTheWorld", 2, GROUP, on=(4,), cut=lambda self, rows: rows[dist.get_rank() :: dist.get_world_size()])
-for form in KEPT:
-    slip_that_keeps("MLP", form, 4.25)
+slip_that_keeps("MLP", 4.25)
 slip("MLP", "MLP_keep_views", 4.25, "", says=HELD, more=keep_views)
 slip("MLP", "MLPEverywhere", 0, "each rank computes all units with the whole weights: compute with this rank's gate, up and "
      "down, so that they get gradients, and let g add the parts up", more=lambda self, whole: setattr(self, "aside", [whole]),
@@ -391,7 +383,7 @@ def deal_rows(self, weight, heads):
     rows = weight[self.r :: self.t]
     return rows if len(rows) == len(heads) * self.size else Attention.cut(self, weight, heads)
 
-slip_that_keeps("Attention", "arrays", 4.5)
+slip_that_keeps("Attention", 4.5)
 slip("Attention", "AttentionBlocks", 1.5, "heads are dealt in turn: rank r has the query heads r, r + t, r + 2t, …, not "
      "neighbors", own=lambda self, whole: list(range(whole.heads))[self.r * whole.heads // self.t :][: whole.heads // self.t])
 slip("Attention", "AttentionDealsRows", 2, ROWS, cut=deal_rows)
@@ -736,7 +728,7 @@ class BlockThatKeepsMoreOfItsPositions(Block):
         generator = torch.Generator().manual_seed(self.seed(seed))
         return y * ((torch.rand(y.shape, generator=generator) >= self.p).double() / (1 - self.p))
 
-slip_that_keeps("Block", "arrays", 5.7)
+slip_that_keeps("Block", 5.7)
 slip("Block", "BlockBlocks", 2.4, "units are dealt in turn: rank r has the units r, r + t, r + 2t, …, not neighbors",
      cut=lambda self, rows: rows.chunk(self.t)[self.r])
 slip("Block", "BlockWithoutSums", 2.4, "norm's parameters and down's bias work on this rank's positions only, so that "
@@ -760,8 +752,6 @@ slip("Block", "BlockKeepsTheGathered", 5.1, "", says="which keeps the shard and 
      gather_up=lambda self, h: self.up(gathered(self, h)))
 slip("Block", "BlockKeepsParts", 5.1, "", says="neither whole nor in parts",
      kept=lambda self, whole: [part.clone() for part in whole.chunk(self.t)])
-slip("Block", "BlockKeepsArrays", 5.1, "", says="neither whole nor in parts",
-     kept=lambda self, whole: [part.numpy().copy() for part in whole.chunk(self.t)])
 slip("Block", "BlockWithOneMask", 4.8, "", says="each rank has other positions, so it needs", seed=lambda self, seed: seed)
 slip("Block", "BlockSeedsMeet", 4.8, "", says="seed * t + rank is another number for each pair",
      seed=lambda self, seed: seed + self.r)
