@@ -43,7 +43,7 @@ _OVERHEAD, _UNNOTED = 2, 1 << 20  # of what is sent beside what is noted: header
 _NAMES = {Send: "send", Recv: "recv"}
 _KINDS = ("gradient", "call", "wait", "mark")
 _EVENTS, _MARK = 100_000, 20_000  # of one rank; letters
-_ROOM = 1 << 18  # elements: a result larger than this is not what a task asks for, and takes long to compare
+_ROOM = 1 << 18  # elements, or items: a result larger than this is not what a task asks for, and takes long to compare
 
 Run = Callable[[Any, Any, Watch], dict]  # what a rank gets, the learner's answer, watch -> results: tensors, or JSON
 Make = Callable[[Any, int, int, int], Any]  # case, rank, number of ranks, seed -> what this rank gets
@@ -372,7 +372,7 @@ def _is_plain(item, depth: int = 0) -> bool:
         return (
             type(item) is torch.Tensor and item.layout is torch.strided and item.device.type == "cpu" and item.numel() <= _ROOM
         )
-    if type(item) in (list, tuple) and depth < 8:
+    if type(item) in (list, tuple) and depth < 8 and len(item) <= _ROOM:
         return all(_is_plain(one, depth + 1) for one in item)
     if type(item) is dict and depth < 8:
         return all(type(name) is str and _is_plain(one, depth + 1) for name, one in item.items())
