@@ -106,7 +106,15 @@ def sum_in_place(self, tensors):
         dist.all_reduce(tensor.data, group=self.group)
     return [tensor.view_as(tensor) for tensor in tensors]
 
+def sum_of_one_in_place(self, tensors):
+    row = tensors[0].detach().flatten() if len(tensors) == 1 else torch.cat([tensor.flatten() for tensor in tensors])
+    self.reduce(row)
+    parts = row.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape).clone() for part, tensor in zip(parts, tensors, strict=True)]
+
 for task, name in (("copy_in", "OfF"), ("reduce_out", "OfG")):
+    slip(task, f"One{name}", 0.8, "a row of one tensor is a view of it, as flatten() is, so that the sum changes what you are "
+         "given: clone() it", sum=sum_of_one_in_place)
     slip(task, f"Mean{name}", 0.8, "that is a mean: sums are not divided by t", reduce=divides)
     slip(task, f"ToOne{name}", 0, "dist.reduce gives the sum to one rank only, and the others need it, too: dist.all_reduce",
          reduce=lambda self, row: dist.reduce(row, group_dst=0, group=self.group))
