@@ -182,9 +182,9 @@ def communication_loss(
 ) -> Tensor:
     """D·Σ f·P over the devices: 1 where as many tokens are sent to each.
 
-    f: the tokens that are sent to a device ÷ most · all tokens. A token counts once, however
-    many of its experts are there. P: the mean probability of the device's experts. The mean
-    over ranks with as many tokens each is the loss of one process.
+    f: the tokens that are sent to a device ÷ most · all tokens. A token counts once for a
+    device, however many of its experts are there. P: the mean probability of the device's
+    experts. The mean over ranks with as many tokens each is the loss of one process.
 
     visits_D: of ALL ranks' tokens, each device's; two_hops.visits() lists them
     most: devices that a token may reach
