@@ -14,7 +14,8 @@ from manyranks.theory.stages import Dealt, Stage
 
 class Rank(NamedTuple):
     """Bytes on a pipeline rank. kept: of all micro-batches in flight; loss: what of it one of them keeps at the head, and gives
-    back before layers run backward; again: what backward recomputes of one layer, for that layer.
+    back before layers run backward; again: what backward recomputes of one layer, for that layer,
+    and makes beside it where scores are stored.
     """
 
     kept: int
@@ -59,7 +60,8 @@ def _loss(shape: ModelShape, plan: Local, stage: Stage) -> float:
     split = plan.tp if plan.sequence_parallel else 1
     inputs = 2 if plan.regather or not plan.sequence_parallel else 1 + split  # the head's is kept whole
     logits = max(plan.framework.logits, plan.framework.cut_logits if plan.tp > 1 else 0)
-    one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + logits * shape.vocab / plan.tp)
+    columns = shape.vocab / (1 if plan.framework.gathers_logits else plan.tp)
+    one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + logits * columns)
     return (stage.head + stage.mtp) * one
 
 
@@ -70,7 +72,13 @@ def _again(shape: ModelShape, local: Local, stage: Stage) -> int:
 
 @functools.lru_cache(maxsize=16384)
 def _again_of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
-    return of_layer(shape, local._replace(recompute="none"), moe) - of_layer(shape, local, moe)
+    again = of_layer(shape, local._replace(recompute="none"), moe) - of_layer(shape, local, moe)
+    return again if local.flash else again + round(_scores_gradients(shape, local))
+
+
+def _scores_gradients(shape: ModelShape, local: Local) -> float:
+    """What a softmax's separate operators hold at once in backward: two tensors as large as what it keeps in 32 bits."""
+    return 2 * local.framework.keeps.softmax * tokens(local) * local.seq * shape.heads / local.tp
 
 
 class Kept(NamedTuple):
@@ -124,7 +132,8 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
     if plan.flash:
         inside += LSE * shape.heads
     elif not again:
-        inside += shape.heads * plan.seq * (2 * item + 1 if shape.dropout else item)  # softmax, its mask, what is left of it
+        softmax = item + plan.framework.keeps.softmax
+        inside += shape.heads * plan.seq * (softmax + item + 1 if shape.dropout else softmax)  # its mask, what is left of it
     return Kept((outside + _norm_output(shape, plan)) / split, inside / t)
 
 

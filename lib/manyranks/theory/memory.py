@@ -92,7 +92,8 @@ def peaks(shape: ModelShape, plan: Plan) -> dict[int, Peak]:
         if framework.fp32_shards and plan.offload == "none":
             found.append((total, 0, held.gradients))  # the update has a tensor in 32 bits, as gradients are
         most = max(found, key=sum)
-        each.append(Peak(*most[:2], most[2] + round(framework.reserved * sum(most))))
+        used = sum(most) if framework.fp32_shards else sum(most[1:])
+        each.append(Peak(*most[:2], most[2] + round(framework.reserved * used)))
     return dict(zip(dealt.firsts, each, strict=True))
 
 

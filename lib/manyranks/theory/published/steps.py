@@ -17,7 +17,7 @@ from manyranks.theory.shapes import models
 
 SC21, KORTHIKANTI = "SC21 Table 1", "Korthikanti Table 5"
 LLAMA3, DEEPSEEK = "Llama 3 Table 4", "DeepSeek-V3 (ISCA'25 Table 4)"
-TORCHTITAN, FOUNDRY = "torchtitan, H100", "llm-foundry, H100"
+TORCHTITAN, FOUNDRY = "torchtitan", "llm-foundry, H100"
 BRIDGE, SMALL, LAYOUTS = "Megatron-Bridge", "vTrain, one node", "Aleph Alpha, 13B"
 PRETRAINING = (SC21, KORTHIKANTI, LLAMA3, DEEPSEEK)  # by the frameworks of those who trained
 TABLES = (*PRETRAINING, TORCHTITAN, FOUNDRY, BRIDGE, SMALL, LAYOUTS)
