@@ -103,9 +103,7 @@ def fits(shape, plan, cluster) -> bool:
 
 def test_what_was_run_fits_in_memory():
     refused = [row for row in ROWS if not fits(row.shape, row.plan, row.cluster)]
-    offloading = [row for row in refused if row.table == steps.BRIDGE and row.plan.zero == 3]  # activations, to a Grace
-    assert len(offloading) == 6
-    assert len(refused) - len(offloading) <= 0.01 * len(ROWS)
+    assert len(refused) <= 0.01 * len(ROWS)
     assert not [row for row in refused if row.table not in (steps.BRIDGE, steps.LAYOUTS)]
 
 

@@ -146,7 +146,7 @@ def _uses(shape: ModelShape, plan: Plan) -> Iterator[str]:
     yield f"ZeRO-{plan.zero}" if plan.zero > 1 else "ZeRO-1 or less"
     if plan.dp_shard not in (None, plan.dp):
         yield "HSDP"
-    if plan.offload != "none":
+    if plan.offload != "none" or plan.offload_layers:
         yield "offloading"
     if plan.precision not in ("bf16", "fp16", "bf16-fp32-gradients", "fp16-fp32-gradients", "bf16-moments"):
         yield "FP32" if plan.precision == "fp32" else "8 bits or less"
