@@ -2,9 +2,9 @@
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.conftest import INSTALL, ROOT
+from tests.notebooks.execute import run
 
 # Cells that can't run so, by notebook: PyTorch's own wrappers wait in C++, which the transport doesn't see; a run without
 # numbers asks for NCCL itself; NCCL has no receive from any rank; and 05 shows sends that nobody waits for, which would hang on
@@ -36,8 +36,7 @@ def test_a_chapter_runs_by_nccl_s_rules(path, tmp_path, monkeypatch, request):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     notebook = nbformat.read(path, 4)
     stored = {cell.id for cell in notebook.cells if _raised(cell)}
-    resources = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=True, resources=resources).execute()
+    run(notebook, path.parent, allow_errors=True)
     raised = {cell.id: _raised(cell) for cell in notebook.cells if _raised(cell) and cell.id not in stored}
     name = request.node.callspec.id
     assert raised.keys() == CANNOT.get(name, set()), raised

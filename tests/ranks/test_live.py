@@ -4,16 +4,17 @@ import base64
 import os
 import re
 import socket
+from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 import manyranks as mr
 from manyranks.world import live
 from manyranks.world.confine import Confined
 from manyranks.world.output import Output
 from manyranks.world.shown import MARK, MOST, Shown
+from tests.notebooks.execute import run
 
 CELLS = {
     "start": "import manyranks as mr\n%load_ext manyranks\nworld = mr.World(2)",
@@ -63,7 +64,7 @@ def outputs():
     notebook = nbformat.v4.new_notebook(cells=list(cells.values()))
     before = os.environ.pop("MANYRANKS_SETTINGS", None)  # "off" shows nothing that is not the same in each run
     try:
-        NotebookClient(notebook, kernel_name="python3", allow_errors=True, timeout=120).execute()
+        run(notebook, Path(), allow_errors=True)
     finally:
         os.environ |= {} if before is None else {"MANYRANKS_SETTINGS": before}
     found = {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}

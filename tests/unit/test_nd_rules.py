@@ -8,6 +8,8 @@ from manyranks.theory.shapes import models
 
 H100 = clusters["h100-dgx"]
 LOSES = {
+    "70B on 1,024, 1M tokens",
+    "Mixtral on 1,024",
     "70B on 128, 4M tokens",
     "70B on 1,024, 4M tokens",
     "405B on 16,384, sequences of 131,072",
@@ -78,8 +80,8 @@ def test_tensor_parallelism_by_rule_loses_where_every_gpu_has_many_tokens(compar
     assert many.loss > 0.2
     assert next(iter(many.lost)) == "tensor"
     assert many.lost["tensor"] > 0.9 * (many.rule.seconds - many.best.seconds)
-    assert few.best_regime == "TP in the node + PP + DP"
-    assert few.loss < 0.05
+    assert few.best_regime == "TP in the node + PP + DP"  # so the rule's tensor parallelism stays
+    assert few.loss < many.loss / 2
 
 
 def test_a_pipeline_by_rule_loses_where_the_batch_has_few_sequences(compared):

@@ -34,7 +34,8 @@ def seconds(model: Both, local: Local, schedule: str, p: int, m: int, v: int) ->
     least = passes(model, p, m, pace.hides_experts(local, schedule, p, m, v))
     if p == 1:
         return least
-    each = (seconds / p for seconds in (model.forward.seconds, model.backward.seconds, model.movable))
+    model = model.apart() if schedule in pipeline.SPLIT else model
+    each = (seconds / p for seconds in (model.forward.seconds, model.backward.seconds, model.weight))
     return least + _ROUNDING * pipeline.bubble(schedule, p, m, v, *each)
 
 

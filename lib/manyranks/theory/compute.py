@@ -62,7 +62,8 @@ def site(shape: ModelShape, local: Local, cluster: Cluster, constants: Constants
 @dataclass(frozen=True, eq=False, slots=True)
 class Busy:
     """Seconds of a part's kernels. weight: of those backward that make weights' gradients; core, core_backward: of
-    attention; host, host_backward: of the CPU that launches forward and backward."""
+    attention; host, host_backward, host_weight: of the CPU that launches
+    forward, backward and weights' gradients."""
 
     site: Site
     part: str
@@ -73,6 +74,7 @@ class Busy:
     core_backward: float
     host: float
     host_backward: float
+    host_weight: float
 
 
 class Parts(dict[str, Busy]):
@@ -104,5 +106,5 @@ def _parts(at: Site, names: tuple[str, ...]) -> Parts:
 def of_part(at: Site, part: str) -> Busy:
     """Times one part's kernels."""
     lists = layer.work(at.shape, at.local, part, at.imbalance)
-    hosts = [at.local.framework.host * layer.launches(work) for work in lists[:2]]
+    hosts = [at.local.framework.host * layer.launches(work) for work in lists[:3]]
     return Busy(at, part, *(kernels.run(work, at.place.cluster, at.place.constants) for work in lists), *hosts)

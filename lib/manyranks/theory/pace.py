@@ -41,29 +41,33 @@ class Pass(NamedTuple):
 
 
 class Both(NamedTuple):
-    """Forward, backward, and the seconds of weight gradients that a schedule may move: those that hide no communication."""
+    """Forward, backward, and the seconds of weight gradients that a schedule may move, those that hide no communication: of the
+    chip, and of its host."""
 
     forward: Pass = Pass()
     backward: Pass = Pass()
     weight: float = 0.0
+    host_weight: float = 0.0
 
     @property
     def seconds(self) -> float:
         return self.forward.seconds + self.backward.seconds
 
-    @property
-    def movable(self) -> float:
-        """The weight gradients' share of what backward computes, with what the chip waits for its host."""
-        return self.weight * self.backward.parts[0] / self.backward.compute if self.backward.compute else 0.0
+    def apart(self) -> "Both":
+        """Returns the same where a schedule runs weight gradients by themselves: then each half of backward takes no less than
+        its host."""
+        weight = max(self.weight, self.host_weight)
+        inputs = max(self.backward.chip - self.weight, self.backward.host - self.host_weight)
+        return Both(self.forward, self.backward._replace(host=inputs + weight), weight, weight)
 
 
 def total(weighted: list[tuple[float, Both]]) -> Both:
     """The sum of passes, each times its weight."""
-    sums = [0.0] * (2 * len(Pass._fields) + 1)
-    for w, (forward, backward, weight) in weighted:
-        sums = [x + w * y for x, y in zip(sums, (*forward, *backward, weight), strict=True)]
-    middle = len(sums) // 2
-    return Both(Pass(*sums[:middle]), Pass(*sums[middle:-1]), sums[-1])
+    n = len(Pass._fields)
+    sums = [0.0] * (2 * n + 2)
+    for w, (forward, backward, *weights) in weighted:
+        sums = [x + w * y for x, y in zip(sums, (*forward, *backward, *weights), strict=True)]
+    return Both(Pass(*sums[:n]), Pass(*sums[n : 2 * n]), *sums[2 * n :])
 
 
 def of_layer(
@@ -179,7 +183,7 @@ def hide(busy: Busy, sent: Seconds) -> Both:
         if not (plan.overlap and plan.overlap_tensor):  # else behind the input's gradient, longer than a gather
             backward += sent.get(("tp", AGAIN), 0.0)
         passes = (Pass(busy.forward, forward, host=busy.host), Pass(busy.backward, backward, host=busy.host_backward))
-        return Both(*passes, busy.weight)
+        return Both(*passes, busy.weight, busy.host_weight)
     alone, shown = (tensor(plan, sent, behind) for behind in (0.0, busy.weight))
     free = max(0.0, busy.weight - (alone[1] - shown[1]))
     around = context(plan, sent, (busy.core, busy.core_backward))
@@ -187,7 +191,8 @@ def hide(busy: Busy, sent: Seconds) -> Both:
     if plan.recompute == "full":
         shown, around, away = ((there, back + there) for there, back in (shown, around, away))
     each = zip((busy.forward, busy.backward), shown, around, away, (busy.host, busy.host_backward), strict=True)
-    return Both(*(Pass(*seconds) for seconds in each), free)
+    moved = busy.host_weight * free / busy.weight if busy.weight else 0.0
+    return Both(*(Pass(*seconds) for seconds in each), free, moved)
 
 
 def tensor(plan: Local, sent: Seconds, behind: float) -> tuple[float, float]:
@@ -230,18 +235,20 @@ def pipe(work: Work, sent: Timed, held: Holding, m: int, virtual: int) -> list[P
     layout, overlap, p = work.dealt.layout, work.site.local.overlap, work.dealt.layout.pp
     kinds = of_stages(work, sent)
     costs = [kinds[stage] for stage in work.dealt.ranks]
+    if p > 1 and layout.schedule in pipeline.SPLIT:
+        costs = [cost.apart() for cost in costs]
     if layout.schedule == "dualpipe":  # half the micro-batches come from the other end
         costs = [total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
     message = sum(sent.items[BETWEEN].values()) if p > 1 else 0.0
     paired = hides_experts(work.site.local, layout.schedule, p, m, virtual)
     found, counted = [], Counter(costs)
-    each = [Kind(count, cost.forward.seconds, cost.backward.seconds, cost.movable) for cost, count in counted.items()]
+    each = [Kind(count, cost.forward.seconds, cost.backward.seconds, cost.weight) for cost, count in counted.items()]
     place = {cost: index for index, cost in enumerate(counted)}
     for own, parameters in dict.fromkeys(zip(costs, held.ranks, strict=True)):
         # The bubble is the closed form of equal stages, with the mean of the other ranks: it passes through each of them.
         # While the pipeline fills and drains, passes have no partner to hide behind.
         others = mean_of_others(each, place[own])
-        forward, backward, _ = own = hide_experts(own) if paired else own
+        forward, backward, *_ = own = hide_experts(own) if paired else own
         waits = steady_waits(own, message * layout.stages / p, overlap)
         passes_of_m = [m * (f + b) for f, b in zip(forward.parts, backward.parts, strict=True)]
         bubble = pipeline.bubble(layout.schedule, p, m, virtual, *others) if p > 1 else 0.0
@@ -291,7 +298,7 @@ def hide_experts(cost: Both) -> Both:
     """
     half = Pass(*(sum(pair) / 2 for pair in zip(cost.forward, cost.backward, strict=True)))
     half = half._replace(expert=max(0.0, half.expert - (half.chip - half.expert)))
-    return Both(half, half, cost.weight)
+    return Both(half, half, cost.weight, cost.host_weight)
 
 
 def steady_waits(own: Both, once: float, overlap: bool) -> tuple[float, float]:

@@ -41,7 +41,7 @@ class Balance(NamedTuple):
 
 
 def plan(axis: str, degree: int, tokens: int) -> Plan:
-    """One group of this axis, with so many tokens for each of its ranks; nothing is recomputed, nothing overlaps.
+    """One group of this axis, with so many tokens for each of its ranks; nothing is recomputed or overlaps, in a CUDA graph.
 
     Raises ValueError for another axis or degree, and for tokens that are no multiple of least_tokens.
     """
@@ -49,7 +49,7 @@ def plan(axis: str, degree: int, tokens: int) -> Plan:
     checks.whole(tokens=tokens)
     if tokens % (unit := least_tokens(axis, degree)):
         raise ValueError(f"tokens={tokens}: {axis} over {degree} ranks takes multiples of {unit}")
-    alone = {"recompute": "none", "overlap": False, "overlap_tensor": False}
+    alone = {"recompute": "none", "overlap": False, "overlap_tensor": False, "stack": "megatron-bridge-graphs"}
     if axis in ("pp", "bubble"):
         return Plan(pp=degree, seq=MICROBATCH, batch=tokens * degree // MICROBATCH, **alone)
     if axis == "tp":
