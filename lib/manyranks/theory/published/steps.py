@@ -64,9 +64,9 @@ class Row:
         """Predicted ÷ measured − 1, of what is printed."""
         return self.predict(constants) / self.measured - 1
 
-    def time_error(self) -> float:
+    def time_error(self, constants: Constants = DEFAULT) -> float:
         """The same of the step's time, which is the inverse of a rate."""
-        return self.error() if self.unit == "s" else self.measured / self.predict() - 1
+        return self.error(constants) if self.unit == "s" else self.measured / self.predict(constants) - 1
 
 
 def rows() -> list[Row]:
