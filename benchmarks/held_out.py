@@ -42,9 +42,8 @@ class Held(NamedTuple):
 
     def __str__(self) -> str:
         values = f"{self.chosen:g} without it, {self.alone:g} by itself"
-        return (
-            f"{self.number:34s} {self.source:28s} {self.runs:3d} runs: {values}; {self.error:.1%} off, today {self.today:.1%}"
-        )
+        errors = f"{self.error:.1%} off, today {self.today:.1%}"
+        return f"{self.number:34s} {self.source:28s} {self.runs:3d} runs: {values}; {errors}"
 
 
 def held_out() -> Iterator[Held]:
@@ -112,8 +111,8 @@ def _by(rows: list[steps.Row], key: Callable) -> Sources:
 
 
 def bars() -> Iterator[str]:
-    """For each source, what is added to a bar for each step away if that's chosen on all others; and how many of its runs with a
-    bar are held by it, none of them with a run of its own source."""
+    """For each source, what is added to a bar for each step away if that's chosen on all others; and how many of its runs with
+    a bar are held by it, none of them with a run of its own source."""
     known = {}
     own = error_bars.AWAY
     for error_bars.AWAY in AWAY:
@@ -128,8 +127,8 @@ def bars() -> Iterator[str]:
         chosen = min((away for away in AWAY if mean(shares[away][other] for other in others) >= WANTED), default=max(AWAY))
         barred = [bar for _, bar in known[chosen][name] if not bar.missing]
         half = sorted(bar.error for bar in barred)[len(barred) // 2]
-        said = f"{chosen:g} without it; {shares[chosen][name]:.0%} held, half of the width ± {half:.1%}; today {shares[own][name]:.0%}"
-        yield f"{'bar, for each step away':34s} {name:28s} {len(barred):3d} runs: {said}"
+        said = f"{chosen:g} without it; {shares[chosen][name]:.0%} held, half of the width ± {half:.1%}"
+        yield f"{'bar, for each step away':34s} {name:28s} {len(barred):3d} runs: {said}; today {shares[own][name]:.0%}"
 
 
 def _share(both: list) -> float | None:
