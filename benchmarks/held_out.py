@@ -22,7 +22,7 @@ from manyranks.theory.stacks import STACKS
 
 HOSTS = [5e-6 * x for x in range(4, 25)]  # seconds
 LAUNCHES = (1, 4, 8, 12, 16, 20, 28)
-AWAY = (0.0, 0.01, 0.02, 0.03, 0.04, 0.06)
+AWAY = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03)
 WANTED = 0.8  # share of held-out runs that a bar should hold
 
 Sources = dict[str, list[steps.Row]]
@@ -124,7 +124,8 @@ def bars() -> Iterator[str]:
     names = [name for name, share in shares[own].items() if share is not None]
     for name in names:
         others = [other for other in names if other != name]
-        chosen = min((away for away in AWAY if mean(shares[away][other] for other in others) >= WANTED), default=max(AWAY))
+        all_others = {away: _share([both for other in others for both in known[away][other]]) for away in AWAY}
+        chosen = min((away for away in AWAY if all_others[away] >= WANTED), default=max(AWAY))
         barred = [bar for _, bar in known[chosen][name] if not bar.missing]
         half = sorted(bar.error for bar in barred)[len(barred) // 2]
         said = f"{chosen:g} without it; {shares[chosen][name]:.0%} held, half of the width ± {half:.1%}"
