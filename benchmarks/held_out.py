@@ -9,7 +9,7 @@ clock is read: the same numbers come out everywhere.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import mean
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from manyranks.theory.stacks import STACKS
 
 HOSTS = [5e-6 * x for x in range(4, 25)]  # seconds
 LAUNCHES = (1, 4, 8, 12, 16, 20, 28)
+SHARES = [x / 100 for x in range(80, 101)]
 AWAY = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03)
 WANTED = 0.8  # share of held-out runs that a bar should hold
 
@@ -46,19 +47,31 @@ class Held(NamedTuple):
         return f"{self.number:34s} {self.source:28s} {self.runs:3d} runs: {values}; {errors}"
 
 
-def held_out() -> Iterator[Held]:
-    by_table = {table: list(steps.of(table)) for table in steps.TABLES}
-    host = STACKS["megatron-core"].host
-    launched = {name: [row for row in rows if row.plan.framework.host == host] for name, rows in by_table.items()}
-    yield from _each("seconds a launch of Megatron", host, HOSTS, _with_host, _there(launched))
-    bridge = _by(by_table[steps.BRIDGE], lambda row: row.shape.name)
-    experts = {name: [row for row in rows if row.plan.framework.host] for name, rows in bridge.items() if rows[0].shape.experts}
-    yield from _each("launches of routing", layer.OPERATORS["route"], LAUNCHES, _with_launches, _there(experts))
-    yield from _each("share of the best product", MATMUL, [x / 100 for x in range(80, 101)], _with_matmul, _there(by_table))
+def launches(values: Sequence[float] = HOSTS) -> Iterator[Held]:
+    """Seconds that Megatron takes to launch a kernel, by tables."""
+    host, found = STACKS["megatron-core"].host, {}
+    for table in steps.TABLES:
+        found[table] = [row for row in steps.of(table) if row.plan.framework.host == host]
+    return _each("seconds a launch of Megatron", host, values, _with_host, found)
 
 
-def _each(number: str, today: float, values: list, using: Callable, sources: Sources) -> Iterator[Held]:
-    errors = {}
+def routing() -> Iterator[Held]:
+    """How many launches a router and its sorting take, by models of one table: no other has experts under Megatron."""
+    found: Sources = {}
+    for row in steps.of(steps.BRIDGE):
+        if row.shape.experts and row.plan.framework.host:
+            found.setdefault(row.shape.name, []).append(row)
+    return _each("launches of routing", layer.OPERATORS["route"], LAUNCHES, _with_launches, found)
+
+
+def products() -> Iterator[Held]:
+    """The share of a chip's best product that a step's products reach, by tables."""
+    found = {table: list(steps.of(table)) for table in steps.TABLES}
+    return _each("share of the best product", MATMUL, SHARES, _with_matmul, found)
+
+
+def _each(number: str, today: float, values: Sequence[float], using: Callable, sources: Sources) -> Iterator[Held]:
+    sources, errors = {name: rows for name, rows in sources.items() if rows}, {}
     for value in (*values, today):
         with using(value) as constants:
             errors[value] = {name: [math.log1p(row.time_error(constants)) for row in rows] for name, rows in sources.items()}
@@ -99,17 +112,6 @@ def _with_matmul(share: float) -> contextlib.AbstractContextManager[Constants]:
     return contextlib.nullcontext(Constants(matmul=share))
 
 
-def _there(sources: Sources) -> Sources:
-    return {name: rows for name, rows in sources.items() if rows}
-
-
-def _by(rows: list[steps.Row], key: Callable) -> Sources:
-    found: Sources = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
-
-
 def bars() -> Iterator[str]:
     """For each source, what is added to a bar for each step away if that's chosen on all others; and how many of its runs with
     a bar are held by it, none of them with a run of its own source."""
@@ -117,7 +119,9 @@ def bars() -> Iterator[str]:
     own = error_bars.AWAY
     for error_bars.AWAY in AWAY:
         error_bars.of_kind.cache_clear()
-        known[error_bars.AWAY] = _by(error_bars.without_own_table(), lambda both: both[0].table)
+        known[error_bars.AWAY] = {table: [] for table in steps.TABLES}
+        for row, bar in error_bars.without_own_table():
+            known[error_bars.AWAY][row.table].append((row, bar))
     error_bars.AWAY = own
     error_bars.of_kind.cache_clear()
     shares = {away: {name: _share(both) for name, both in found.items()} for away, found in known.items()}
@@ -138,7 +142,7 @@ def _share(both: list) -> float | None:
 
 
 def main() -> None:
-    for line in (*held_out(), *bars()):
+    for line in (*launches(), *routing(), *products(), *bars()):
         print(line)
 
 
