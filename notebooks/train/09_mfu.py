@@ -1,5 +1,5 @@
 """Trains a small Llama on the source code of Python's library: FSDP, recomputation, stages,
-split layers, split sequences. Prints its MFU.
+split layers, split sequences, experts. Prints its MFU.
 
 torchrun --nproc-per-node 4 09_mfu.py --cp 2 --tp 2 --micro 3 --steps 50 --peak 5e10
 """
@@ -31,6 +31,8 @@ class Config:
     pp: int = 1  # stages
     cp: int = 1  # ranks that share a sequence
     tp: int = 1  # ranks that share a layer
+    experts: int = 0  # instead of an MLP; a token uses 2
+    ep: int = 1  # ranks that share the experts
     clip: float = float("inf")  # the largest norm of the gradient
     steps: int = 20
     rate: float = 3e-3
@@ -88,6 +90,12 @@ def cut(model: nn.Module, group) -> None:
     """Leaves this rank's rows or columns of each product."""
     for name, module in model.named_modules():
         module.group = group
+        if isinstance(module, Experts):
+            for key, whole in [*module.named_parameters(recurse=False)]:
+                parts = whole.detach().chunk(dist.get_world_size(module.ranks))
+                own = nn.Parameter(parts[dist.get_rank(module.ranks)].clone())
+                setattr(module, key, own)
+                own.own = own.cut = True
         if (dim := CUT.get(name.rpartition(".")[2])) is not None:
             parts = module.weight.detach().chunk(dist.get_world_size(group), dim)
             module.weight = nn.Parameter(parts[dist.get_rank(group)].clone())
@@ -176,11 +184,57 @@ class MLP(nn.Module):
         return Along.apply(x, self.group, False)
 
 
+class Exchange(torch.autograd.Function):
+    """Sends the first sent[0] rows to the first rank, and so on; gradients go back."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, sent: list[int], received: list[int], group) -> Tensor:
+        ctx.back = received, sent, group
+        came = x.new_empty(sum(received), x.shape[1])
+        dist.all_to_all_single(came, x.contiguous(), received, sent, group)
+        return came
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return Exchange.forward(ctx, grad, *ctx.back), None, None, None
+
+
+class Experts(nn.Module):
+    """Sends each token to its two best experts, whole ones, and their results home."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        n, h, f = config.experts, config.hidden, config.ffn
+        self.router = nn.Linear(h, n, bias=False)
+        self.gate, self.up = (nn.Parameter(torch.empty(n, f, h)) for _ in range(2))
+        self.down = nn.Parameter(torch.empty(n, h, f))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, e = x.flatten(0, 1), dist.get_world_size(self.ranks)
+        gates, chosen = self.router(rows).softmax(-1).topk(2)
+        gates = (gates / gates.sum(-1, keepdim=True)).flatten()
+        order = chosen.flatten().argsort(stable=True)  # copies by expert, and so by rank
+        leaving = chosen.flatten().bincount(minlength=len(self.router.weight)).view(e, -1)
+        coming = torch.empty_like(leaving)
+        dist.all_to_all_single(coming, leaving, group=self.ranks)
+        sent, received = leaving.sum(1).tolist(), coming.sum(1).tolist()
+        came = Exchange.apply(rows[order // 2], sent, received, self.ranks)
+        column = torch.arange(coming.shape[1], device=x.device).expand_as(coming)
+        again = column.flatten().repeat_interleave(coming.flatten()).argsort(stable=True)
+        parts = came[again].split(coming.sum(0).tolist())  # on GPUs: F.grouped_mm
+        own = zip(parts, self.gate, self.up, self.down)
+        y = torch.cat([(F.silu(r @ g.T) * (r @ u.T)) @ d.T for r, g, u, d in own])
+        y = Exchange.apply(y[again.argsort()], received, sent, self.ranks)
+        y = torch.zeros_like(rows).index_add(0, order // 2, y * gates[order, None])
+        return y.view_as(x)
+
+
 class Layer(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.norm1, self.attention = Norm(config.hidden), Attention(config)
-        self.norm2, self.mlp = Norm(config.hidden), MLP(config)
+        self.norm2 = Norm(config.hidden)
+        self.mlp = Experts(config) if config.experts else MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -239,7 +293,8 @@ class Unit:
     """A module's parameters end to end in one row, padded so that all shards are equal."""
 
     def __init__(self, module: nn.Module, group):
-        self.parameters, self.group = list(module.parameters()), group
+        self.parameters = [p for p in module.parameters() if not hasattr(p, "own")]
+        self.group = group
         self.tensor, t = module.group, dist.get_world_size(module.group)
         once = [
             torch.full_like(p, 1 if hasattr(p, "cut") else 1 / t) for p in self.parameters
@@ -285,6 +340,7 @@ class Sharded:
 
     def __init__(self, model: nn.Sequential, group, keep: bool):
         self.model, self.units = model, [Unit(part, group) for part in model]
+        self.own = [p for p in model.parameters() if hasattr(p, "own")]  # experts, whole
         self.keep = keep  # all units from the first forward to the last backward
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -314,9 +370,12 @@ class Sharded:
         for unit in self.units:
             unit.reducing.wait()
         norm = sum((unit.once * unit.shard.grad**2).sum() for unit in self.units)
+        for p in self.own:  # its tokens came from ep ranks; the replicas have the others
+            dist.all_reduce(p.grad, group=Experts.replicas)
+            norm += (p.grad**2).sum() / dist.get_world_size(Experts.replicas)
         dist.all_reduce(norm)  # every element once, over all ranks
-        for unit in self.units:
-            unit.shard.grad *= (clip / (norm.sqrt() + 1e-6)).clamp(max=1)
+        for p in self.own + [unit.shard for unit in self.units]:
+            p.grad *= (clip / (norm.sqrt() + 1e-6)).clamp(max=1)
 
     def state_dict(self) -> dict[str, Tensor]:
         for k in range(len(self.units)):
@@ -358,11 +417,16 @@ def mesh(config: Config):
         raise ValueError(f"seq={config.seq}, cp={c}, tp={t}: use a multiple of {2 * c * t}")
     if any(size % t for size in (config.heads, config.kv_heads, config.ffn, config.seq)):
         raise ValueError(f"tp={t}: choose a divisor of heads, kv_heads, ffn and seq")
+    if n // p % config.ep or config.experts % config.ep:
+        raise ValueError(f"ep={config.ep}: use a divisor of experts and of {n // p} ranks")
     ranks, groups = torch.arange(n).view(p, -1, t), dist.new_subgroups_by_enumeration
     data, _ = groups(ranks.view(p, -1, c * t).transpose(1, 2).flatten(0, 1).tolist())
     dc, _ = groups(ranks.transpose(1, 2).flatten(0, 1).tolist())  # FSDP's d · c ranks
     ring, _ = groups(ranks.view(-1, c, t).transpose(1, 2).flatten(0, 1).tolist())
     tensor, _ = groups(ranks.flatten(0, 1).tolist())
+    folded = ranks.view(p, -1, config.ep)  # the same ranks, for the experts
+    Experts.ranks, _ = groups(folded.flatten(0, 1).tolist())
+    Experts.replicas, _ = groups(folded.transpose(1, 2).flatten(0, 1).tolist())
     dist.all_reduce(torch.zeros(1, device=device()))  # NCCL: all ranks join the first call
     return dist.get_rank() * p // n, n // p, data, dc, ring, tensor
 
@@ -412,7 +476,8 @@ def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def needed(model: nn.Module, config: Config) -> int:
     """FLOPs per token, forward and backward; a mask leaves half of the scores."""
-    phi = sum(p.numel() for p in model[1:].parameters())  # the embedding multiplies nothing
+    used = [p[: 2 if p.dim() == 3 else None] for p in model[1:].parameters()]  # 2 experts
+    phi = sum(p.numel() for p in used)  # the embedding, model[0], multiplies nothing
     return 6 * phi + 6 * config.layers * config.hidden * config.seq
 
 
@@ -434,7 +499,8 @@ def train(config: Config) -> dict[str, Tensor]:
     own = places.chunk(config.tp)[dist.get_rank(tensor)]
     cuts = [k * len(whole) // config.pp for k in (stage, stage + 1)]
     model = Sharded(whole[slice(*cuts)].to(device()), dc, keep=config.micro > 1)
-    optimizer = torch.optim.AdamW([unit.shard for unit in model.units], lr=config.rate)
+    learns = model.own + [unit.shard for unit in model.units]
+    optimizer = torch.optim.AdamW(learns, lr=config.rate)
     started, before = now(), 0
     for step in range(config.steps):
         tokens = batch_of(step, text, config)[:, torch.stack([own, own + 1])]

@@ -378,6 +378,33 @@ def heads_for_tokens(x):
     dist.all_to_all_single(coming, leaving)
     return torch.cat(list(coming.transpose(1, 2)), 2)
 """
+_BY_EXPERT = """
+def by_expert(choices, E):
+    copies = choices.flatten()
+    order = copies.argsort(stable=True)
+    return order, order % choices.shape[1], copies.bincount(minlength=E)
+"""
+
+_ANNOUNCE = """
+def announce(counts):
+    leaving = counts.view(dist.get_world_size(), -1)
+    coming = torch.empty_like(leaving)
+    dist.all_to_all_single(coming, leaving)
+    return coming, leaving.sum(0).tolist(), coming.sum(0).tolist()
+"""
+
+_EXCHANGE = """
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, sent, received):
+        ctx.splits = sent, received
+        return all_to_all(x, sent, received)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None, None
+"""
+
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -442,6 +469,23 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "homeward": (_HOMEWARD, "4 hops; 3 are enough"),
         "zigzag": (_ZIGZAG, "of 16 tokens on 4 ranks, rank 0 has [0, 1, 8, 9]; it should have [0, 1, 14, 15]"),
         "heads_for_tokens": (_HEADS_FOR_TOKENS, "On rank 0, [0, 1, 0] is 400; it should be 100"),
+    },
+    "08_expert": {
+        "route": (
+            "def route(x, router, K):\n    gates, choices = (x @ router.T).softmax(-1).topk(K)\n    return choices, gates",
+            "each token's should add up to 1",
+        ),
+        "by_expert": (_BY_EXPERT, "for choices [[2, 0], [0, 1], [1, 0]] and E = 3 their tokens are [1, 0, 1, 1, 0, 0]"),
+        "announce": (_ANNOUNCE, "on rank 0, sent is"),
+        "Exchange": (_EXCHANGE, "a row's gradient goes back to the rank that sent the row"),
+        "new_bias": (
+            "def new_bias(bias, load, speed):\n    return bias + speed * (load.double().mean() - load)",
+            "with loads [10, 2, 6, 6] and speed 0.1",
+        ),
+        "same_slice": (
+            "def same_slice(rank, N, degree):\n    first = rank // degree * degree\n    return list(range(first, first + degree))",
+            "of 8 ranks in groups of 2, those like rank 3 are [2, 3]; they should be [1, 3, 5, 7]",
+        ),
     },
     "09_mfu": {
         "product_flops": (

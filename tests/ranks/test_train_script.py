@@ -21,12 +21,14 @@ SIZES = {"layers": 4, "hidden": 40, "heads": 4, "kv_heads": 2, "ffn": 50, "seq":
 BUILT_IN = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.pipelining", "torch.nn.parallel")
 
 
-def weights(path: Path, steps: int = 3, **sizes) -> dict[str, torch.Tensor]:
+def weights(path: Path, steps: int = 3, experts_forward=None, **sizes) -> dict[str, torch.Tensor]:
     """What a script's train() returns, in this process; prints nothing."""
     spec = importlib.util.spec_from_file_location("script", path)
     module = sys.modules["script"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.print = lambda *_, **__: None
+    if experts_forward:
+        module.Experts.forward = experts_forward
     try:
         return {name: w.detach().clone() for name, w in module.train(module.Config(**SIZES | sizes, steps=steps)).items()}
     finally:
@@ -137,6 +139,49 @@ def test_stages_split_layers_and_sequences_are_one_process_and_send_what_theory_
             for rank, own in enumerate(three.results):
                 step = three.payload_bytes[rank] - two.payload_bytes[rank]
                 assert step == sent_for(path, own, rank, n, pp, cp, tp, m), path.stem
+
+
+def mixed(steps: int = 3) -> dict[str, torch.Tensor]:
+    """What one process learns if each expert sees all tokens, and counts for those that chose it."""
+
+    def forward(experts, x):
+        best, chosen = experts.router(x).topk(2)
+        gates = torch.zeros_like(experts.router(x)).scatter(-1, chosen, best.softmax(-1))
+        each = zip(experts.gate, experts.up, experts.down, strict=True)
+        outputs = [(torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T for gate, up, down in each]
+        return (torch.stack(outputs, -1) * gates[..., None, :]).sum(-1)
+
+    return weights(FOLDER / "08_expert.py", steps, experts=6, clip=0.3, experts_forward=forward)
+
+
+FOLDED = [  # ranks, pp, cp, tp, m, ep
+    (2, 1, 1, 1, 1, 2),
+    (3, 1, 1, 1, 2, 3),
+    (4, 2, 1, 1, 3, 2),
+    (4, 1, 1, 2, 1, 1),
+    (8, 1, 2, 2, 2, 2),
+]
+
+
+@pytest.mark.parametrize(("n", "pp", "cp", "tp", "m", "ep"), matrix(FOLDED, [FOLDED[1], FOLDED[-1]]))
+def test_experts_on_a_mesh_of_their_own_are_one_process(n, pp, cp, tp, m, ep):
+    with mr.World(1) as world:
+        alone = world.run(mixed)[0]
+    plan = {"pp": pp, "cp": cp, "tp": tp, "micro": m, "ep": ep, "experts": 6, "clip": 0.3}
+    with mr.World(n) as world:
+        for path in STEPS[6:]:
+            for rank, own in enumerate(world.run(weights, path, **plan)):
+                for name, tensor in own.items():
+                    dim = CUT.get(name.split(".")[-2])
+                    part = alone[name] if dim is None else alone[name].chunk(tp, dim)[rank % tp]
+                    part = part.chunk(ep)[rank % ep] if part.dim() == 3 else part
+                    assert (tensor - part).abs().max() < 1e-9, (path.stem, rank, name)
+
+
+@pytest.mark.parametrize(("experts", "ep"), [(4, 4), (5, 2)])
+def test_experts_that_ranks_cannot_share_are_refused(experts, ep):
+    with mr.World(2) as world, pytest.raises(mr.RankFailed, match=f"ep={ep}: use a divisor of experts and of 2 ranks"):
+        world.run(weights, STEPS[6], 1, experts=experts, ep=ep)
 
 
 def clipped(path: Path, clip: float) -> dict[str, torch.Tensor]:

@@ -16,12 +16,15 @@ from manyranks.parallel.expert import (
     auxiliary_loss,
     capacity,
     choose,
+    communication_loss,
+    device_loss,
     drop,
     grouped,
     move_biases,
     new_bias,
     take_counts,
 )
+from manyranks.parallel.expert.two_hops import visits
 from tests.unit.attention_reference import draw
 from tests.unit.expert_reference import chosen, kept, layer
 
@@ -180,6 +183,35 @@ def test_the_auxiliary_loss_and_its_gradient_are_those_of_the_formula(scores):
         p_TE, f_E = (x_TH @ of.weight.mT).softmax(1).detach(), torch.tensor(counts) / (3.0 * T)
         slope_TE = E / T * p_TE * (f_E - (p_TE * f_E).sum(1, keepdim=True))
         torch.testing.assert_close(found, 0.3 * slope_TE.mT @ x_TH)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 12])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_losses_of_devices_are_the_sums_of_deepseek_v2_and_the_mean_over_ranks_is_one_process(devices, ranks):
+    """Section 2.2.3, index by index; tokens of two ranks are T each."""
+    tokens, k, own, most = ranks * T, 3, E // devices, min(3, devices)
+    logits_TE = draw(tokens, E).requires_grad_()
+    p_TE = logits_TE.softmax(1)
+    chosen_TK = choose(p_TE, k, groups=devices, groups_per_token=most)
+    device_of = [[expert // own for expert in choices] for choices in chosen_TK.tolist()]
+    f = [E / (k * tokens) * sum(i in choices for choices in chosen_TK.tolist()) for i in range(E)]
+    balance = communication = 0
+    for i in range(devices):
+        experts = range(i * own, (i + 1) * own)
+        p = sum(p_TE[t, j] for t in range(tokens) for j in experts) / tokens
+        balance += sum(f[j] for j in experts) / own * p
+        communication += devices / (most * tokens) * sum(i in there for there in device_of) * p
+    counts_E = chosen_TK.flatten().bincount(minlength=E)
+    visits_D = visits(chosen_TK // own, devices)[0].bincount(minlength=devices)
+    parts = p_TE.chunk(ranks)
+    found = (
+        sum(device_loss(part_TE, counts_E, k, devices, ranks) for part_TE in parts) / ranks,
+        sum(communication_loss(part_TE, visits_D, most, ranks) for part_TE in parts) / ranks,
+    )
+    for ours, wanted in zip(found, (balance, communication), strict=True):
+        torch.testing.assert_close(ours, wanted)
+        slopes = (torch.autograd.grad(each, logits_TE, retain_graph=True)[0] for each in (ours, wanted))
+        torch.testing.assert_close(*slopes, atol=1e-14, rtol=1e-10)
 
 
 def test_a_bias_rises_where_an_expert_got_less_than_the_mean():

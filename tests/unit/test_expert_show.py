@@ -19,9 +19,9 @@ from tests.drawn import marked, widths, words
 from tests.unit import exposed
 from tests.unit.figures_drawn import assert_readable
 
-DEFAULT_VALUES = {"model": "deepseek-v3", "cluster": "h800", "pp": 16, "ep": 64, "tp": 1}
+DEFAULT_VALUES = {"model": "deepseek-v3", "cluster": "h800", "pp": 16, "ep": 64, "tp": 1, "etp": 1}
 DEFAULT_VALUES |= {"limit": 4, "imbalance": 1, "schedule": "dualpipe"}
-PRESETS = ("8 tensor ranks", "8 expert ranks", "twice the load", "one node", "Mixtral 8x7B")
+PRESETS = ("8 tensor ranks", "cut experts", "8 expert ranks", "twice the load", "NVL72", "Mixtral 8x7B")
 SHAPES = [models[name] for name in ("mixtral-8x7b", "deepseek-v3", "llama3-405b")]
 CHOSEN = [[0, 2], [0, 1], [0, 3], [1, 0]]
 KEPT = [[0, 2], [0, 1], [-1, 3], [1, -1]]  # capacity 2
@@ -40,6 +40,7 @@ FIGURES = {
     "balancing": lambda: expert.balancing(RUNS, LOADS),
     "waiting": lambda: expert.waiting(*WAITING),
     "copies": lambda: expert.copies(COPIES, EXPECTED, "copies", "{:,.0f}".format),
+    "travels": lambda: expert.travels(SENT[:3] + [[13, 0, 15, 16]]),
     "hops": lambda: expert.hops(),
     "hops to eight experts": lambda: expert.hops((3, 4, 8, 9, 10, 11, 12, 15)),
 }
@@ -193,13 +194,14 @@ def test_the_preset_is_the_published_run_and_its_time_the_prediction_s():
     assert here.plan.gpus == int(gpus)
 
 
-def test_tensor_parallelism_loses_on_it():
+def test_tensor_parallelism_loses_on_it_and_cutting_experts_loses_more():
     assert now().cost == pytest.approx(19.6, abs=0.05)
-    assert now(tp=8).cost == pytest.approx(98.1, abs=0.05)
+    assert now(tp=8).cost == pytest.approx(34.1, abs=0.05)
+    assert now(tp=8, etp=8).cost == pytest.approx(98.1, abs=0.05)
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"tp": 2}, {"limit": 0}, {"limit": 2}, {"imbalance": 2}, {"model": "mixtral-8x7b"}], ids=str
+    "change", [{}, {"tp": 2}, {"tp": 2, "etp": 2}, {"limit": 0}, {"limit": 2}, {"imbalance": 2}, {"model": "mixtral-8x7b"}], ids=str
 )
 def test_the_way_to_the_experts_takes_as_long_as_the_step_is_charged(change):
     shape, plan, cluster, imbalance = (
@@ -237,11 +239,11 @@ def test_bars_and_numbers_are_the_settings():
     assert said.scenario == now().scenario
     time, traffic = plot.figure.axes
     times = [now(tp=tp).cost for tp in CHOICES["tp"]]
-    assert words(time) == ["19.6 s", "25.1 s", "48.7 s, EP 32", "» 98.1 s, EP 16"]
+    assert words(time) == ["19.6 s", "20.8 s", "24.4 s", "34.1 s"]
     ways = [now(limit=limit).way(hops) for hops, limit in WAYS.values()]
     assert words(traffic) == [f"{units.size(sum(way[:2]))}, {units.duration(way[2])}" for way in ways]
     time_widths, traffic_widths = ([sum(row) for row in widths(panel)] for panel in plot.figure.axes)
-    assert time_widths == pytest.approx([LONGEST * min(1, seconds / times[0] / 3) for seconds in times], rel=1e-3)
+    assert time_widths == pytest.approx([LONGEST * seconds / max(times) for seconds in times], rel=1e-3)
     most = max(sum(way[:2]) for way in ways)
     assert traffic_widths == pytest.approx([LONGEST * sum(way[:2]) / most for way in ways], rel=1e-3)
 
@@ -264,9 +266,10 @@ def test_each_panel_marks_what_the_setting_has():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tp": 8}, "EP 16, dualpipe: GPUs = DP × PP × TP 2,048 = 16 × 16 × 8; expert ranks 16: only 16 DP ranks;"),
-        ({"tp": 8}, "Limit: TP messages, 65% of the step; with TP 1: 19.6 s."),
-        ({"imbalance": 2}, "Limit: waiting for the fullest rank, 15% of the step; with a balanced load: 19.6 s."),
+        ({"tp": 8}, "Limit: TP messages, 30% of the step; with TP 1: 19.6 s."),
+        ({"tp": 8, "etp": 8}, "2,048 = 16 × 16 × 8; expert ranks 16: only 16 ranks of a stage;"),
+        ({"tp": 8, "etp": 8}, "Limit: TP messages, 65% of the step; with whole experts: 34.1 s."),
+        ({"imbalance": 2}, "Limit: waiting for the fullest rank, 17% of the step; with a balanced load: 19.6 s."),
         ({"schedule": "1f1b"}, "Limit: tokens to experts, 18% of the step; with dualpipe: 19.6 s."),
         ({"ep": 1}, "sent inside a node 0 B; sent between nodes 0 B. Does not fit. Limit: memory; EP 32 fits."),
         ({"pp": 4}, "Does not fit. Limit: memory; PP 16 fits."),
@@ -299,11 +302,11 @@ def test_unknown_names_are_refused_in_words(name, value):
 def test_presets_are_possible_and_controls_without_effect_are_switched_off(explorer):
     for name in PRESETS:
         assert "Not possible" not in explorer.preset(name).status
-        assert explorer.controls["limit"].disabled == (name in ("8 expert ranks", "Mixtral 8x7B"))
+        assert explorer.controls["limit"].disabled == (name in ("8 expert ranks", "NVL72", "Mixtral 8x7B"))
     assert explorer.set(**DEFAULT_VALUES | {"ep": 1}).controls["imbalance"].disabled
 
 
-@pytest.mark.parametrize("change", [{}, {"tp": 8}, {"cluster": "gb200-nvl72", "limit": 1, "imbalance": 1.5}], ids=str)
+@pytest.mark.parametrize("change", [{}, {"tp": 8}, {"tp": 8, "etp": 4}, {"cluster": "gb200-nvl72", "limit": 1, "imbalance": 1.5}], ids=str)
 def test_the_code_computes_the_same_step(explorer, change):
     found: dict = {}
     exec(explorer.set(**DEFAULT_VALUES | change).code(), found)

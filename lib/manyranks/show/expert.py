@@ -26,7 +26,7 @@ from manyranks.theory import ModelShape, Plan, clusters, flops, models
 from manyranks.theory import expert as theory
 from manyranks.theory.names import Named
 
-__all__ = ["balancing", "copies", "dispatch", "explorer", "hops", "parameters", "routing", "waiting"]
+__all__ = ["balancing", "copies", "dispatch", "explorer", "hops", "parameters", "routing", "travels", "waiting"]
 
 Rows = Sequence[Sequence[int]]
 _CROSSES, _INSIDE = (style.ORANGE, 2.5, "crosses"), (style.INK, 1.0, "inside")  # looks of arrows, and their names
@@ -111,6 +111,33 @@ def dispatch(named: Mapping[str, Rows]) -> style.Figure:
         said = f"to rank\nsent: {sent.sum() - stays:,} rows; stay (gray): {stays:,}"
         axes.set(title=name, xlabel=said, ylabel="from rank", xticks=range(n), yticks=range(n))
         _rule(axes, n, n, n)
+    return fig
+
+
+@style.styled
+def travels(rows: Rows) -> style.Figure:
+    """Draws the rows that travel as bands, from the ranks that send them to those that get them.
+
+    rows: n × n numbers: what rank i (a row) sends to rank j (a column)
+    """
+    sent, curve = np.asarray(rows), np.linspace(0, 1, 60)
+    n, gap = len(sent), 0.05 * sent.sum()
+    fig, (axes,) = style.figure(width=7.4, height=3.6)
+    ends = [np.cumsum([0, *(sums + gap)[:-1]]) for sums in (sent.sum(1), sent.sum(0))]
+    for (rank, other), count in np.ndenumerate(sent):
+        starts = ends[0][rank] + sent[rank, :other].sum(), ends[1][other] + sent[:rank, other].sum()
+        lower = starts[0] + (starts[1] - starts[0]) * (3 * curve**2 - 2 * curve**3)
+        color, hatch = LOOKS[rank]
+        axes.fill_between(curve, lower, lower + count, color=color, hatch=hatch, edgecolor="white", linewidth=0.8, alpha=0.85)
+        for x, y in zip((0.04, 0.96), starts, strict=True) if count > 0.025 * sent.sum() else ():
+            look = {"ha": "center", "va": "center", "color": style.BLACK, "bbox": style.PAPER | {"pad": 0.8}, "fontsize": 8}
+            axes.text(x, y + count / 2, f"{count}", **look)
+    for side, sums, verb in ((0, sent.sum(1), "sends"), (1, sent.sum(0), "gets")):
+        for rank, (start, count) in enumerate(zip(ends[side], sums, strict=True)):
+            said = f"rank {rank}\n{verb} {count}"
+            axes.text((-0.02, 1.02)[side], start + count / 2, said, ha=("right", "left")[side], va="center", fontsize=9)
+    axes.set(xlim=(-0.16, 1.16), ylim=(sent.sum() + (n - 1) * gap, 0))
+    axes.axis("off")
     return fig
 
 
@@ -274,8 +301,8 @@ MODELS = Named("model", MODELS | {"mixtral-8x22b": (512, 2048, "bf16"), "mixtral
 CLUSTERS = {name: clusters[name] for name in ("h800", "h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p")}
 CLUSTERS = Named("cluster", CLUSTERS | {"gb200-nvl72": clusters["gb200-nvl72"].with_nodes_of(64)})  # of its 72, 64 work
 # limit: nodes that a token may reach, 0 for all
-CHOICES = {"pp": [1, 2, 4, 8, 16, 32], "ep": [1, 2, 4, 8, 16, 32, 64, 128], "tp": [1, 2, 4, 8], "limit": (0, 4, 2, 1)}
-CHOICES |= {"imbalance": (1, 1.1, 1.2, 1.5, 2, 3, 4), "schedule": ("dualpipe", "zb-v", "1f1b")}
+CHOICES = {"pp": [1, 2, 4, 8, 16, 32], "ep": [1, 2, 4, 8, 16, 32, 64, 128], "tp": [1, 2, 4, 8], "etp": (1, 2, 4, 8)}
+CHOICES |= {"limit": (0, 4, 2, 1), "imbalance": (1, 1.1, 1.2, 1.5, 2, 3, 4), "schedule": ("dualpipe", "zb-v", "1f1b")}
 WAYS = {"one hop": (1, 0), "two hops": (2, 0), "4 nodes at most": (2, 4), "2 nodes at most": (2, 2), "1 node at most": (2, 1)}
 
 
@@ -283,22 +310,22 @@ _seconds = "{:,.3g} s".format  # of a step, always in the same unit, so that ste
 _TIME = {name: STEP[name] for name in ("compute", "tensor", "expert", "bubble")}
 _TIME |= {"waits": ("waits for the fullest", style.YELLOW, "||||"), "rest": ("all else", style.INK, "")}
 _TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE, "////")}
-_REMEDIES = {"waits": ["imbalance"], "tensor": ["tp"], "expert": ["schedule"], "bubble": ["pp"], "rest": ["ep"]}
-_WORDS = {"imbalance": "a balanced load"}
+_REMEDIES = {"waits": ["imbalance"], "tensor": ["etp", "tp"], "expert": ["schedule"], "bubble": ["pp"], "rest": ["ep"]}
+_WORDS = {"imbalance": "a balanced load", "etp": "whole experts"}
 _NAMED = {"waits": "waiting for the fullest rank", "tensor": "TP messages", "rest": "DP, PP and optimizer"}
 _NAMED |= {"expert": "tokens to experts", "bubble": "bubble"}
 
 
-class Degrees(namedtuple("Degrees", "model cluster pp ep tp limit imbalance schedule"), Setting):
-    """Holds what the controls say. ep: as asked; with fewer data-parallel ranks or experts it is as many as these."""
+class Degrees(namedtuple("Degrees", "model cluster pp ep tp etp limit imbalance schedule"), Setting):
+    """Holds what the controls say. ep: as asked; with fewer ranks of a stage for them, or fewer experts, it is as many as these."""
 
     choices, remedies, room, words = CHOICES, _REMEDIES, ("ep", "pp", "tp"), _WORDS
 
     @property
     def most(self) -> tuple[int, str]:
         """The largest e that there can be, and why."""
-        dp, experts = MODELS[self.model][0] // (self.pp * self.tp), models[self.model].experts
-        return min((dp, f"{dp} DP ranks"), (experts, f"{experts} experts"))
+        ranks, experts = MODELS[self.model][0] // (self.pp * self.etp), models[self.model].experts
+        return min((ranks, f"{ranks} ranks of a stage"), (experts, f"{experts} experts"))
 
     @property
     def ranks(self) -> int:
@@ -308,7 +335,7 @@ class Degrees(namedtuple("Degrees", "model cluster pp ep tp limit imbalance sche
     @property
     def nodes(self) -> int:
         """Over which these are spread."""
-        return self.ranks // CLUSTERS[self.cluster].route(self.ranks, self.tp).inside
+        return self.ranks // CLUSTERS[self.cluster].route(self.ranks, self.etp).inside
 
     @property
     @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers; a redraw asks dozens of them
@@ -324,7 +351,7 @@ class Degrees(namedtuple("Degrees", "model cluster pp ep tp limit imbalance sche
             raise ValueError(f"{left}, which don't evenly divide the batch of {batch:,} sequences: raise PP or TP")
         chip = CLUSTERS[self.cluster].accelerator
         precision = precision if chip.flops_fp8 > chip.flops else "bf16"
-        degrees = {"dp": dp, "pp": self.pp, "tp": self.tp, "ep": self.ranks}
+        degrees = {"dp": dp, "pp": self.pp, "tp": self.tp, "ep": self.ranks, "etp": None if self.etp == self.tp else self.etp}
         plan = Plan(**degrees, seq=4096, batch=batch, precision=precision, schedule=self.schedule, stack="hai-llm")
         shape = replace(whole, expert_groups=groups, groups_per_token=chosen)
         return Scenario(shape, plan, CLUSTERS[self.cluster], self.imbalance)
@@ -408,11 +435,12 @@ class Experts(Board):
 
 def explorer(measure: Measure | None = None) -> Explorer:
     """Opens on DeepSeek-V3 as trained: 2,048 H800s, PP 16 × EP 64. measure: of manyranks.small, what "Measure it" runs."""
-    presets = {"8 tensor ranks": {"tp": 8}, "8 expert ranks": {"ep": 8}, "twice the load": {"imbalance": 2}}
-    presets |= {"one node": {"limit": 1}, "Mixtral 8x7B": {"model": "mixtral-8x7b"}}
+    presets = {"8 tensor ranks": {"tp": 8}, "cut experts": {"tp": 8, "etp": 8}, "8 expert ranks": {"ep": 8}}
+    presets |= {"twice the load": {"imbalance": 2}, "NVL72": {"cluster": "gb200-nvl72"}, "Mixtral 8x7B": {"model": "mixtral-8x7b"}}
     only = {"model": MODELS, "cluster": CLUSTERS} | CHOICES
     shared = controls(only, model="deepseek-v3", cluster="h800", pp=16, ep=64, tp=1)
-    own = {"limit": value_slider("nodes per token", 4, CHOICES["limit"], lambda m: str(m) if m else "all")}
+    own = {"etp": value_slider("cut each expert by", 1, CHOICES["etp"])}
+    own["limit"] = value_slider("nodes per token", 4, CHOICES["limit"], lambda m: str(m) if m else "all")
     own["imbalance"] = value_slider("fullest ÷ mean", 1, CHOICES["imbalance"])
     own["schedule"] = choice("schedule", "dualpipe", CHOICES["schedule"])
     return Explorer(Experts(), presets, measure, **shared, **own)

@@ -163,6 +163,40 @@ def auxiliary_loss(
     return len(counts_E) * (counts_E / choices * P_E).sum()
 
 
+def device_loss(
+    probabilities_TE: Tensor, counts_E: Tensor, top_k: int, devices: int, ranks: int = 1
+) -> Tensor:
+    """Returns auxiliary_loss() of devices, which have E/devices neighboring experts each.
+
+    Experts of one device may differ: only what each device computes has to be equal.
+
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.2.3, L_DevBal.
+    """
+    probabilities_TD = probabilities_TE.unflatten(1, (devices, -1)).sum(-1)
+    counts_D = counts_E.unflatten(0, (devices, -1)).sum(-1)
+    return auxiliary_loss(probabilities_TD, counts_D, top_k, ranks)
+
+
+def communication_loss(
+    probabilities_TE: Tensor, visits_D: Tensor, most: int, ranks: int = 1
+) -> Tensor:
+    """D·Σ f·P over the devices: 1 where as many tokens are sent to each.
+
+    f: the tokens that are sent to a device ÷ most · all tokens. A token counts once for a
+    device, however many of its experts are there. P: the mean probability of the device's
+    experts. The mean over ranks with as many tokens each is the loss of one process.
+
+    visits_D: of ALL ranks' tokens, each device's; two_hops.visits() lists them
+    most: devices that a token may reach
+
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.2.3, L_CommBal.
+    """
+    devices, tokens = len(visits_D), ranks * len(probabilities_TE)
+    P_D = probabilities_TE.unflatten(1, (devices, -1)).sum(-1).mean(0)
+    f_D = visits_D.to(P_D.dtype) / (most * tokens)
+    return devices * (f_D * P_D).sum()
+
+
 def new_bias(bias_E: Tensor, counts_E: Tensor, speed: float) -> Tensor:
     """Moves biases: up by `speed` for an expert that got less than the mean, else down.
 
