@@ -113,6 +113,19 @@ def test_gathered_logits_are_whole_on_every_tensor_parallel_rank():
     assert gathered - cut == 1024 * SHAPE.vocab * (14 - 4 / 2)
 
 
+def test_experts_biases_are_added_expert_by_expert_in_32_bits_and_clamps_are_operators_of_their_own():
+    shape, plan = models["gpt-oss-120b"], Plan(dp=64, ep=64, seq=4096, microbatch=4, stack="megatron-bridge")
+    found = layer.experts(shape, plan)
+    routed = plan.rank_tokens * shape.top_k
+    biases = [kernel for kernel in found if kernel.part == "bias"]
+    assert len(biases) == 2 * shape.experts / 64 + 2
+    assert sum(kernel.bytes for kernel in biases) == 28 * routed * shape.hidden
+    (product,) = [kernel for kernel in found if kernel.part == "product"]
+    assert product.bytes == (6 + 2 * (2 + 2) + (4 + 4)) * routed * shape.expert_ffn
+    plain = layer.experts(replace(shape, bias=False, clamped=False), plan)
+    assert [kernel.part for kernel in plain] == [kernel.part for kernel in found if kernel.part != "bias"]
+
+
 def test_separate_operators_keep_more_for_backward():
     fused, eager = (
         memory.layer_activations(SHAPE, Plan(seq=8192, recompute="none", stack=name)) for name in ("pytorch", "pytorch-eager")
