@@ -483,7 +483,7 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
             "with loads [10, 2, 6, 6] and speed 0.1",
         ),
         "same_slice": (
-            "def same_slice(rank, N, degree):\n    first = rank // degree * degree\n    return list(range(first, first + degree))",
+            "def same_slice(rank, N, degree):\n    return [other for other in range(N) if other // degree == rank // degree]",
             "of 8 ranks in groups of 2, those like rank 3 are [2, 3]; they should be [1, 3, 5, 7]",
         ),
     },
