@@ -90,7 +90,8 @@ class Stack:
     kernel; a pass takes no less. hides_experts: one micro-batch's tokens travel to experts while another computes,
     "interleaved" where a pipeline's stages are, or "always". chunks: tensor-parallel products and their gathers and sums are
     cut in as many parts as ranks, which overlap. pads: rows of 8-bit experts are copied to be padded, and back. sends_8_bits:
-    tokens travel to experts as 8-bit products read them. schedules: what it ships. source: what runs so.
+    tokens travel to experts as 8-bit products read them. repeats_keys: keys and values have a copy for each query head before
+    attention, and travel so between context-parallel ranks. schedules: what it ships. source: what runs so.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Stack:
     chunks: bool = False
     pads: bool = False
     sends_8_bits: bool = False
+    repeats_keys: bool = False
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
     source: str = ""
 
@@ -134,7 +136,8 @@ _PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "fp32_shards": True, "reserv
 _LOSS = {"logits": 12.0, "cut_logits": 16.0}
 _FULLY_SHARD = _PYTORCH | _LOSS | {"copies": _FSDP2, "reduce_once": True, "reserved": _RESERVED}
 _FULLY_SHARD |= {"schedules": ("1f1b", "interleaved", "zb-h1", "zb-v")}  # torch.distributed.pipelining
-_TITAN = {"attention": "flash-2", "every_other": True} | _FULLY_SHARD
+# torchtitan/models/llama3/model/model.py: repeat_kv, then scaled_dot_product_attention, which the ring of PyTorch replaces.
+_TITAN = {"attention": "flash-2", "every_other": True, "repeats_keys": True} | _FULLY_SHARD
 # Backward reads logits in 16 bits and writes their gradient, and nothing else is as large: Dao-AILab/quack issue 48.
 _COMPILED_LOSS = {"logits": 4.0}
 # Megatron-Core's interleaved 1F1B with --overlap-moe-expert-parallel-comm, and --moe-router-padding-for-quantization.
