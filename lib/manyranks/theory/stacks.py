@@ -65,7 +65,7 @@ _FUSED, _NO_MORE, _NO_COPIES = Moved(), Keeps(), Copies()
 # Seconds, a round number. With PyTorch 2.13 on one core a layer of a GPT with next to nothing to compute takes 440 µs forward
 # and 515 backward, for 12 and 24 of theory.layer's kernels. A GPU's host has a core that is up to twice as fast.
 _HOST = 20e-6
-# 80 µs, fitted on small GPTs on A100s (published.steps.SMALL): what Megatron takes to launch one of theory.layer's kernels,
+# 80 µs, fitted on all runs of Megatron, and the same whichever table is left out (benchmarks.held_out): launching a kernel
 # with modules, autograd functions, random states and views. Qwen3-30B on H100s agrees, 9.6 ms per layer for 121 launches, but
 # by a number that was chosen on it: layer.OPERATORS.
 _MEGATRON_HOST = 80e-6
