@@ -254,7 +254,7 @@ def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapte
 def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapters):
     with chapters.pictured(name := "chapter_08_explorer"):
         explorer = explorer_in(chapters, name)
-        model, cluster, stages, experts, tensor, nodes, imbalance, schedule = explorer.controls()
+        model, cluster, stages, experts, tensor, _, nodes, imbalance, schedule = explorer.controls()
         assert explorer.said() == SAID["expert"][""]
         pictures, lines = explorer.seen(
             lambda: explorer.drag(tensor, 300),
@@ -269,8 +269,8 @@ def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to TP 8 and back
-        assert lines[1] == "Limit: TP messages, 65% of the step; with TP 1: 19.6 s."
-        assert lines[3] == "Limit: waiting for the fullest rank, 43% of the step; with a balanced load: 19.6 s."
+        assert lines[1] == "Limit: TP messages, 30% of the step; with TP 1: 19.6 s."
+        assert lines[3] == "Limit: waiting for the fullest rank, 50% of the step; with a balanced load: 19.6 s."
         assert lines[4].endswith("with a balanced load: 30.9 s.")  # 1f1b
         assert lines[7].endswith("with a balanced load: 36.6 s.")  # PP 32 × EP 32
         assert lines[8].endswith("with a balanced load: 33.3 s.")  # h100-dgx

@@ -11,7 +11,6 @@ from tests.notebooks.execute import run
 # NCCL, and says so.
 CANNOT = {
     "05_pipeline": {"lesson-034"},
-    "08_expert": {"c087", "c088", "c089", "c090"},
     "lab/02_data_parallel": {"c0ce288d", "e445c7f6"},
     "lab/03_zero": {"lab-155"},
     "lab/05_pipeline": {"lab-104", "lab-106"},

@@ -40,7 +40,7 @@ FIGURES = {
     "balancing": lambda: expert.balancing(RUNS, LOADS),
     "waiting": lambda: expert.waiting(*WAITING),
     "copies": lambda: expert.copies(COPIES, EXPECTED, "copies", "{:,.0f}".format),
-    "travels": lambda: expert.travels(SENT[:3] + [[13, 0, 15, 16]]),
+    "travels": lambda: expert.travels([*SENT[:3], [13, 0, 15, 16]]),
     "hops": lambda: expert.hops(),
     "hops to eight experts": lambda: expert.hops((3, 4, 8, 9, 10, 11, 12, 15)),
 }
@@ -201,7 +201,9 @@ def test_tensor_parallelism_loses_on_it_and_cutting_experts_loses_more():
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"tp": 2}, {"tp": 2, "etp": 2}, {"limit": 0}, {"limit": 2}, {"imbalance": 2}, {"model": "mixtral-8x7b"}], ids=str
+    "change",
+    [{}, {"tp": 2}, {"tp": 2, "etp": 2}, {"limit": 0}, {"limit": 2}, {"imbalance": 2}, {"model": "mixtral-8x7b"}],
+    ids=str,
 )
 def test_the_way_to_the_experts_takes_as_long_as_the_step_is_charged(change):
     shape, plan, cluster, imbalance = (
@@ -306,7 +308,9 @@ def test_presets_are_possible_and_controls_without_effect_are_switched_off(explo
     assert explorer.set(**DEFAULT_VALUES | {"ep": 1}).controls["imbalance"].disabled
 
 
-@pytest.mark.parametrize("change", [{}, {"tp": 8}, {"tp": 8, "etp": 4}, {"cluster": "gb200-nvl72", "limit": 1, "imbalance": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"tp": 8}, {"tp": 8, "etp": 4}, {"cluster": "gb200-nvl72", "limit": 1, "imbalance": 1.5}], ids=str
+)
 def test_the_code_computes_the_same_step(explorer, change):
     found: dict = {}
     exec(explorer.set(**DEFAULT_VALUES | change).code(), found)

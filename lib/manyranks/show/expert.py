@@ -317,7 +317,7 @@ _NAMED |= {"expert": "tokens to experts", "bubble": "bubble"}
 
 
 class Degrees(namedtuple("Degrees", "model cluster pp ep tp etp limit imbalance schedule"), Setting):
-    """Holds what the controls say. ep: as asked; with fewer ranks of a stage for them, or fewer experts, it is as many as these."""
+    """Holds what the controls say. ep: as asked, or as many as there are ranks of a stage for them, or experts."""
 
     choices, remedies, room, words = CHOICES, _REMEDIES, ("ep", "pp", "tp"), _WORDS
 
@@ -436,7 +436,11 @@ class Experts(Board):
 def explorer(measure: Measure | None = None) -> Explorer:
     """Opens on DeepSeek-V3 as trained: 2,048 H800s, PP 16 × EP 64. measure: of manyranks.small, what "Measure it" runs."""
     presets = {"8 tensor ranks": {"tp": 8}, "cut experts": {"tp": 8, "etp": 8}, "8 expert ranks": {"ep": 8}}
-    presets |= {"twice the load": {"imbalance": 2}, "NVL72": {"cluster": "gb200-nvl72"}, "Mixtral 8x7B": {"model": "mixtral-8x7b"}}
+    presets |= {
+        "twice the load": {"imbalance": 2},
+        "NVL72": {"cluster": "gb200-nvl72"},
+        "Mixtral 8x7B": {"model": "mixtral-8x7b"},
+    }
     only = {"model": MODELS, "cluster": CLUSTERS} | CHOICES
     shared = controls(only, model="deepseek-v3", cluster="h800", pp=16, ep=64, tp=1)
     own = {"etp": value_slider("cut each expert by", 1, CHOICES["etp"])}
