@@ -45,7 +45,7 @@ def lesson() -> nbformat.NotebookNode:
         new_code_cell("world = mr.World(2)"),
         new_markdown_cell("## 1. Guess"),
         new_code_cell("guess = None"),
-        new_code_cell('print("four")', metadata={"jupyter": {"outputs_hidden": True}}),
+        new_code_cell('# The answer\nprint("four")', metadata={"jupyter": {"outputs_hidden": True, "source_hidden": True}}),
         new_markdown_cell("## 2. Write"),
         *(cell for name in TASKS for cell in task(name)),
         new_code_cell("world.run(lambda: total(torch.ones(1)).item())"),

@@ -405,6 +405,12 @@ class Exchange(torch.autograd.Function):
         return grad, None, None
 """
 
+_SAME_SLICE = """
+def same_slice(rank, N, degree):
+    first = rank // degree * degree
+    return list(range(first, first + degree))
+"""
+
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -483,7 +489,7 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
             "with loads [13, 2, 3, 6] and speed 0.1",
         ),
         "same_slice": (
-            "def same_slice(rank, N, degree):\n    return [other for other in range(N) if other // degree == rank // degree]",
+            _SAME_SLICE,
             "of 8 ranks in groups of 2, those like rank 3 are [2, 3]; they should be [1, 3, 5, 7]",
         ),
     },

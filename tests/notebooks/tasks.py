@@ -46,7 +46,10 @@ def tasks(notebook) -> tuple[list[Task], list[str]]:
 
 
 def guesses(notebook) -> tuple[int, list[str]]:
-    """Counts the guesses, and returns what is wrong with them: a hidden output belongs right below each, and nowhere else."""
+    """Counts the guesses, and returns what is wrong with them: a hidden output belongs right below each, and nowhere else.
+
+    A cell that only prints the answer hides its source, too.
+    """
     cells, wrong = code(notebook), []
     for before, cell in zip([None, *cells], [*cells, None], strict=True):
         asked = before is not None and is_guess(before)
@@ -57,9 +60,15 @@ def guesses(notebook) -> tuple[int, list[str]]:
             wrong.append(
                 f"{before.source}: JupyterLab shows the first line of a hidden output; print 'You guessed' and the guess"
             )
+        elif asked and _only_prints(cell) and not (is_hidden(cell) and cell.source.startswith("# The answer\n")):
+            wrong.append(f'{before.source}: the next code cell gives the answer away: hide it, under "# The answer"')
         elif hidden and not asked:
             wrong.append(f"{cell.source.splitlines()[0]}: the output is hidden, but there is no guess above it")
     return sum(map(is_guess, cells)), wrong
+
+
+def _only_prints(cell) -> bool:
+    return all(isinstance(node, ast.Expr) for node in ast.parse(python(cell.source)).body)
 
 
 def _first_line(cell) -> str:

@@ -79,7 +79,7 @@ def unmark(part):
 
 def leak(notebook):
     """The hidden answer's first line says it."""
-    (cell,) = [cell for cell in notebook.cells if cell.source == 'print("four")']
+    (cell,) = [cell for cell in notebook.cells if 'print("four")' in cell.source]
     cell.outputs = [new_output("stream", text="four\nYou guessed None\n")]
 
 
@@ -103,6 +103,7 @@ BROKEN_LESSONS = [
     (form.the_reader_writes, replace("# The check\nright_total", "right_total"), 'must begin with "# The check"'),
     (form.the_reader_writes, unmark("if not right_total:"), "the answer's source must be hidden"),
     (form.the_reader_writes, unmark('print("four")'), "output isn't hidden"),
+    (form.the_reader_writes, replace("# The answer\n", ""), "gives the answer away"),
     (form.the_reader_writes, remove("guess = None"), "no guess above it"),
     (form.the_reader_writes, leak, "shows the first line of a hidden output"),
     (form.the_reader_writes, replace("dist.all_reduce(x)\n", "dist.all_reduce(x)\n        x = +x\n"), "the answer has 3"),
