@@ -29,15 +29,18 @@ def test_each_forward_after_the_warm_up_has_a_backward_beside_it_and_nothing_is_
         assert pairs == max(0, m * v - 2 * (p - 1 - rank) - (v - 1) * p - 1)
 
 
+@pytest.mark.parametrize("size", [SIZE, 50_000])
 @pytest.mark.parametrize(("m", "layers"), [(1, 1), (3, 2), (6, 4)])
-def test_with_one_stage_only_the_first_forward_s_and_the_last_backward_s_all_to_alls_are_seen(m, layers):
-    whole = program(beside(1, m), 2, layers, SIZE)
-    replayed = replay(whole, COSTS)
+def test_one_stage_waits_for_the_first_forward_and_the_last_backward_and_for_what_no_compute_is_long_enough_for(
+    m, layers, size
+):
+    made, took = beside(1, m), size / 1e6
+    replayed, apart = (replay(program(made, 2, layers, size, pairs), COSTS) for pairs in (True, False))
+    longer = sum(max(0, took - seconds) for seconds in TIMES.values())
     for rank in range(2):
         assert replayed.busy(rank) == pytest.approx(m * layers * sum(TIMES.values()))
-        assert replayed.exposed_communication(rank) == pytest.approx(4 * layers * 0.02)
-    apart = replay(program(beside(1, m), 2, layers, SIZE, pairs=False), COSTS)
-    assert apart.exposed_communication(0) == pytest.approx(4 * m * layers * 0.02)
+        assert replayed.exposed_communication(rank) == pytest.approx(layers * (4 * took + (m - 1) * longer))
+    assert apart.exposed_communication(0) == pytest.approx(4 * m * layers * took)
 
 
 @pytest.mark.parametrize("v", [1, 2])

@@ -18,7 +18,6 @@ from manyranks.parallel.expert import (
     choose,
     communication_loss,
     device_loss,
-    drop,
     grouped,
     move_biases,
     new_bias,
@@ -26,7 +25,7 @@ from manyranks.parallel.expert import (
 )
 from manyranks.parallel.expert.two_hops import visits
 from tests.unit.attention_reference import draw
-from tests.unit.expert_reference import chosen, kept, layer
+from tests.unit.expert_reference import chosen, layer
 
 T, H, E, F_ = 11, 6, 12, 5
 
@@ -126,21 +125,6 @@ def test_scores_and_gates_of_bfloat16_are_made_in_float32(autocast):
     torch.testing.assert_close(gates_TK, of(x_TH.float()).gates_TK)
 
 
-# Capacity
-
-
-@pytest.mark.parametrize("most", [0, 1, 2, 4, T])
-@pytest.mark.parametrize("k", [1, 3])
-def test_first_choices_are_kept_before_second_ones_and_earlier_tokens_before_later(most, k):
-    dropped = 0
-    for seed in range(5):
-        experts_TK = choose(scores_of(seed, ties=True), k)
-        found_TK = drop(experts_TK, most, E)
-        assert found_TK.tolist() == kept(experts_TK.tolist(), most)
-        dropped += int((found_TK < 0).sum())
-    assert dropped > 0 or most > 2
-
-
 # Balance
 
 
@@ -218,24 +202,15 @@ def test_gradients_of_grouped_products_are_those_of_finite_differences(counts):
     assert torch.autograd.gradcheck(partial(grouped, counts=counts), (x_RI, weight_EOI))
 
 
-def test_products_under_autocast_are_in_bfloat16_and_gradients_in_float32():
-    of = experts().float()
-    routing = Routing(SPREAD, torch.ones(T, 3))
-    x_TH = draw(T, H).float().requires_grad_()
-    exact = of(x_TH, routing)
-    wanted = torch.autograd.grad(exact.sum(), of.gate)[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        y_TH = of(x_TH, routing)
-    y_TH.float().sum().backward()
-    assert y_TH.dtype == torch.bfloat16
-    assert {p.grad.dtype for p in (x_TH, *of.parameters())} == {torch.float32}
-    assert (y_TH.float() - exact).abs().max() < 0.05 * exact.abs().max()
-    assert (of.gate.grad - wanted).abs().max() < 0.05 * wanted.abs().max()
-    assert not torch.equal(y_TH.float(), exact)
-    of, routing = experts(), Routing(SPREAD, torch.ones(T, 3, dtype=torch.float64))
-    with torch.autocast("cpu", torch.bfloat16):
-        left = of(draw(T, H), routing)
-    assert torch.equal(left, of(draw(T, H), routing)), "float64 stays as it is"
+def test_products_under_autocast_are_in_bfloat16_and_float64_stays_as_it_is():
+    for dtype, under in ((torch.float32, torch.bfloat16), (torch.float64, torch.float64)):
+        of, x_TH, routing = experts().to(dtype), draw(T, H).to(dtype), Routing(SPREAD, torch.ones(T, 3, dtype=dtype))
+        exact = of(x_TH, routing)
+        with torch.autocast("cpu", torch.bfloat16):
+            y_TH = of(x_TH, routing)
+        assert y_TH.dtype == under
+        assert torch.equal(y_TH.to(dtype), exact) == (dtype == under)
+        assert (y_TH - exact).abs().max() < 0.05 * exact.abs().max()
 
 
 # Bad input
@@ -249,13 +224,10 @@ def test_products_under_autocast_are_in_bfloat16_and_gradients_in_float32():
         ({"top_k": 13}, "top_k=13: a token goes to 1 to 12 experts"),
         ({"top_k": 1}, "top_k=1 with normalise=True: the only gate is 1 .*; say normalise=False"),
         ({"groups": 5}, "groups=5 does not divide 12 experts: give a divisor"),
-        ({"groups": 0}, "groups=0 does not divide 12 experts"),
         ({"groups": 4, "groups_per_token": 5}, "groups_per_token=5: 1 to groups=4"),
-        ({"groups": 4, "groups_per_token": 0}, "groups_per_token=0: 1 to groups=4"),
         ({"groups": 12, "groups_per_token": 2}, "top_k=3: 2 of 12 groups have 2 experts; give more groups_per_token"),
         ({"capacity": 0.0}, "capacity=0.0: a factor above 0, or None to drop nothing"),
         ({"capacity": math.nan}, "capacity=nan: a factor above 0"),
-        ({"capacity": math.inf}, "capacity=inf: a factor above 0"),
         ({"auxiliary": -1.0}, "auxiliary=-1.0: give 0 or more"),
         ({"bias_speed": math.inf}, "bias_speed=inf: give 0 or more"),
     ],
