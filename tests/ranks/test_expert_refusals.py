@@ -149,22 +149,3 @@ def test_nothing_is_sent_before_a_refusal(four):
                 REFUSED[name][0]()
 
     assert all(not calls for calls in four.measure(silent).calls.values())
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"style": "gpt2"}, "experts=8 with style='gpt2': experts are gated and have no biases"),
-        ({"expert_ffn": 0}, "expert_ffn=0 with experts=8: give the feed-forward size"),
-        ({"scores": "sigmoids"}, "scores='sigmoids': did you mean 'sigmoid'"),
-        ({"capacity": 0}, "capacity=0: a factor above 0, or None"),
-        ({"capacity": torch.nan}, "capacity=nan: a factor above 0, or None"),
-        ({"auxiliary": -0.1}, "auxiliary=-0.1: give 0 or more"),
-        ({"bias_speed": torch.inf}, "bias_speed=inf: give 0 or more"),
-        ({"experts": 0}, "expert_ffn=4 without experts: give experts, or leave it out"),
-        ({"experts": 0, "expert_ffn": None, "bias_speed": 0.1}, "bias_speed=0.1 without experts"),
-    ],
-)
-def test_sizes_of_experts_that_cannot_be_are_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
-        GPTConfig(**vars(CONFIG) | wrong)

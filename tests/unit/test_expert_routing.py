@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from manyranks.parallel.expert import (
     Experts,
@@ -128,11 +127,8 @@ def test_scores_and_gates_of_bfloat16_are_made_in_float32(autocast):
 # Balance
 
 
-def test_the_auxiliary_loss_is_1_where_all_are_as_likely_and_the_experts_number_where_one_gets_all():
-    even_TE, one_TE = torch.full((T, E), 1 / E, dtype=torch.float64), F.one_hot(torch.full((T,), 5), E).double()
-    assert auxiliary_loss(even_TE, torch.full((E,), T), top_k=12).item() == pytest.approx(1, rel=1e-14)
-    assert auxiliary_loss(one_TE, one_TE.sum(0).long(), top_k=1).item() == pytest.approx(E, rel=1e-14)
-    assert auxiliary_loss(even_TE[:0], torch.zeros(E, dtype=torch.int64), top_k=2).item() == 0, "no tokens, no loss"
+def test_without_tokens_there_is_no_auxiliary_loss():
+    assert auxiliary_loss(torch.zeros(0, E), torch.zeros(E, dtype=torch.int64), top_k=2).item() == 0
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 12])
