@@ -26,7 +26,7 @@ def rows() -> Iterator[Row]:
 
 def _searching(name: str, gpus: int, choices: dict[str, object]) -> Callable[[], None]:
     def search() -> None:
-        _forget()
+        forget()
         theory.planner.search(theory.models[name], theory.clusters["h100-dgx"], gpus, **choices)
 
     return search
@@ -37,7 +37,7 @@ def _loop() -> None:
         pass
 
 
-def _forget() -> None:
+def forget() -> None:
     """Empties the caches that a first search fills, so that each search is a first one."""
     names = ("activations", "communicate", "compute", "pace", "stages", "states", "planner")
     modules = [*(getattr(theory, name) for name in names), theory.planner.bounds]

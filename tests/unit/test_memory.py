@@ -295,6 +295,30 @@ def test_a_gated_layer_with_grouped_queries_saves_what_the_rules_say(flash, vari
 # The peak
 
 
+@pytest.mark.parametrize("shape", [LLAMA, ROUTED])
+@pytest.mark.parametrize(("schedule", "flying"), [("1f1b", 2), ("gpipe", 4)])
+def test_offloaded_activations_wait_on_the_host_and_two_layers_stay(shape, schedule, flying):
+    plan = Plan(pp=2, seq=64, batch=4, recompute="none", schedule=schedule)
+    kinds = (False, True) if shape.experts else (False, False)  # of the first stage's two layers
+    each = [memory.layer_activations(shape, plan, moe) for moe in kinds]
+    for layers in (1, 2, 5):
+        away = replace(plan, offload_layers=layers)
+        share = min(1, layers / 2)
+        waiting = flying * share * sum(each)
+        stays = 2 * share * sum(each) / min(layers, 2)
+        if not shape.experts:  # else the last stage, which has two layers with experts, may have more
+            assert memory.host(shape, away) == waiting
+        left = memory.peaks(shape, plan)[0].activations - memory.peaks(shape, away)[0].activations
+        assert left == pytest.approx(max(0, waiting - stays), abs=1)
+    assert memory.host(shape, plan) == 0
+
+
+def test_the_host_keeps_states_and_activations():
+    plan = Plan(dp=2, seq=64, batch=2, recompute="none", offload="all", offload_layers=3)
+    states = memory.model_states(LLAMA, plan).host
+    assert memory.host(LLAMA, plan) == states + 3 * memory.layer_activations(LLAMA, plan)
+
+
 def test_what_one_layer_recomputes_lives_beside_what_is_kept():
     none, selective, full = (Plan(recompute=kind, **PAPER) for kind in ("none", "selective", "full"))
     whole = memory.layer_activations(GPT, none)

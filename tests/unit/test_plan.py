@@ -33,7 +33,7 @@ def test_the_design_s_call_works_as_written():
 
 
 def test_every_field_is_one_of_the_kinds_tested_here():
-    assert {field.name for field in fields(Plan)} == {*COUNTS, *FLAGS, *NAMES, "zero"}
+    assert {field.name for field in fields(Plan)} == {*COUNTS, *FLAGS, *NAMES, "zero", "offload_layers"}
 
 
 @pytest.mark.parametrize(("name", "value"), [*product(COUNTS, [0, -1, -64, 1.0, 2.5, True, False, "2", "", [1], float("nan")])])

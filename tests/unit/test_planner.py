@@ -99,6 +99,7 @@ def _case() -> tuple[ModelShape, int, int, dict[str, object]]:
         "sequence_parallel": CASES.choice((True, False)),
         "stack": CASES.choice(("megatron-core", "nemo-fp8") if moe else ("megatron-core", "torchtitan", "pytorch")),
         "offload": CASES.choice(("none", "optimizer")),
+        "offload_layers": CASES.choice((2, (0, 1))),
         "schedule": CASES.choice((planner.SCHEDULES, ("1f1b", "dualpipe"), ("naive", "gpipe", "zb-h2", "dualpipe-v"))),
         "zero": CASES.choice(((1, 2, 3), (3, 0))),
         "recompute": CASES.choice((("none", "selective", "full"), ("full", "none"))),

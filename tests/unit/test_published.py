@@ -65,7 +65,7 @@ def test_a_check_that_does_not_hold_says_so():
 
 def test_all_rows_of_the_tables_are_predicted():
     pretraining = {SC21: 10, KORTHIKANTI: 9, LLAMA3: 3, DEEPSEEK: 1}
-    others = {TORCHTITAN: 30, FOUNDRY: 70, steps.BRIDGE: 71, steps.SMALL: 360, steps.LAYOUTS: 57}
+    others = {TORCHTITAN: 32, FOUNDRY: 70, steps.BRIDGE: 71, steps.SMALL: 360, steps.LAYOUTS: 57}
     assert {table: len(of(table)) for table in steps.TABLES} == pretraining | others
     assert len({(row.table, row.name) for row in ROWS}) == len(ROWS)
 
@@ -103,34 +103,39 @@ def fits(shape, plan, cluster) -> bool:
 
 def test_what_was_run_fits_in_memory():
     refused = [row for row in ROWS if not fits(row.shape, row.plan, row.cluster)]
-    offloading = [row for row in refused if row.table == steps.BRIDGE and row.plan.zero == 3]  # activations, to a Grace
-    assert len(offloading) == 6
-    assert len(refused) - len(offloading) <= 0.01 * len(ROWS)
+    assert len(refused) <= 0.01 * len(ROWS)
     assert not [row for row in refused if row.table not in (steps.BRIDGE, steps.LAYOUTS)]
 
 
-def test_four_of_five_runs_that_ended_out_of_memory_are_not_promised_to_fit():
+def test_nine_of_ten_runs_that_ended_out_of_memory_are_not_promised_to_fit():
     ended = steps.out_of_memory()
+    promised = [plan for shape, plan, cluster in ended if fits(shape, plan, cluster)]
     assert len(ended) == 52
-    assert sum(fits(*run) for run in ended) <= 0.2 * len(ended)
+    assert len(promised) <= 0.1 * len(ended)
+    # All with stored scores and everything recomputed. One of these has the scores of a run that ended well, and half of its
+    # states: DP 32, PP 2, TP 1, micro-batch 4. No count of bytes tells the two apart.
+    assert all((plan.recompute, plan.flash) == ("full", False) for plan in promised)
+    twins = {(row.plan.pp, row.plan.microbatch / row.plan.tp) for row in of(steps.LAYOUTS) if row.plan.recompute == "full"}
+    assert any((plan.pp, plan.microbatch / plan.tp) in twins for plan in promised)
 
 
 def test_tables_that_nothing_was_fitted_on_are_foretold():
     bridge = {moe: [row for row in of(steps.BRIDGE) if bool(row.shape.experts) is moe] for moe in (True, False)}
     small, layouts = of(steps.SMALL), of(steps.LAYOUTS)
     means = [sum(abs(row.time_error()) for row in rows) / len(rows) for rows in (bridge[True], bridge[False], small, layouts)]
-    assert all(mean <= most for mean, most in zip(means, (0.15, 0.08, 0.09, 0.16), strict=True)), means
+    assert all(mean <= most for mean, most in zip(means, (0.13, 0.08, 0.09, 0.16), strict=True)), means
 
 
 def test_the_allocator_s_peaks_of_fsdp_are_foretold():
     runs = [row for row in of(TORCHTITAN) if row.memory]
     errors = {row.name: memory.peak(row.shape, row.plan).total / row.memory - 1 for row in runs}
     alone = [error for name, error in errors.items() if name.startswith("8B")]
-    assert (len(errors), len(alone)) == (18, 10)
-    assert sum(map(abs, alone)) / len(alone) <= 0.07
-    # With tensor and pipeline parallelism something is missing: all of these are too small.
-    assert all(-0.2 < error < 0.03 for error in errors.values())
-    assert sum(map(abs, errors.values())) / len(errors) <= 0.09
+    assert (len(errors), len(alone)) == (20, 12)
+    assert all(-0.14 < error < 0.1 for error in errors.values())
+    assert sum(map(abs, errors.values())) / len(errors) <= 0.06
+    compiled = [error for name, error in errors.items() if name.endswith("H200")]  # the loss, too
+    assert len(compiled) == 2
+    assert all(abs(error) <= 0.08 for error in compiled)
 
 
 @pytest.mark.parametrize("size", ["22B", "175B", "530B", "1T"])

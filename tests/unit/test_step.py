@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from manyranks.theory import ModelShape, Plan, clusters, flops, kernels, layer, network, replay_costs, step
+from manyranks.theory import ModelShape, Plan, clusters, flops, kernels, layer, memory, network, pace, replay_costs, step
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.plan import CONTEXT, SCHEDULES
 from manyranks.theory.shapes import models
@@ -239,6 +239,20 @@ def test_weight_gradients_that_hide_communication_do_not_fill_the_bubble_too():
 
 
 # Utilisation, refusals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [1, 4, 8])
+@pytest.mark.parametrize("bandwidth", [1e9, 25e9, 1e15])
+def test_offloaded_activations_show_what_a_pass_is_too_short_to_hide(layers, bandwidth):
+    shape, cluster = replace(DENSE, layers=8), replace(H100, host=bandwidth)
+    plan = Plan(seq=1024, batch=3, recompute="none")
+    both = pace.of_ranks(shape, plan, cluster)[0]
+    moving = layers * memory.layer_activations(shape, plan) / (bandwidth * DEFAULT.bandwidth)
+    waits = sum(max(0.0, moving - each.seconds) for each in (both.forward, both.backward))
+    kept, away = (step.estimate(shape, replace(plan, offload_layers=n), cluster) for n in (0, layers))
+    assert away.seconds - kept.seconds == pytest.approx(3 * waits, rel=1e-9, abs=1e-12)
+    assert away.compute - kept.compute == pytest.approx(3 * waits, rel=1e-9, abs=1e-12)
+    assert (waits > 0) == (bandwidth == 1e9 or (layers, bandwidth) == (8, 25e9))
 
 
 def test_utilisation_is_that_of_flops():

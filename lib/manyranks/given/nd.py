@@ -478,8 +478,8 @@ def _problem(plan: Plan) -> tuple[str, str]:
             f"them less; {size(peak - states.total)} are activations: recompute more, or fewer tokens a rank, by more tp or cp"
         )
         return f"a GPU needs {size(peak)} and has {size(room)}", hint
-    if states.host > cluster.host_memory:
-        return f"a GPU's states take {size(states.host)} of the host", "offload less: nothing has to leave the GPU here"
+    if (host := theory.memory.host(shape, plan)) > cluster.host_memory:
+        return f"a GPU keeps {size(host)} on its host", "offload less: nothing has to leave the GPU here"
     return "", ""
 
 

@@ -226,7 +226,6 @@ def balancing(runs: Mapping[str, Floats], loads: Mapping[str, Sequence[Floats]])
     for marker, (name, found) in zip(style.MARKERS, runs.items(), strict=False):
         look = {"marker": marker, "markersize": 5, "markevery": max(1, len(found) // 10), "linewidth": 1.5}
         axes.plot(range(1, len(found) + 1), found, label=f"{name}: {found[-1]:.2f} at the end", **look)
-    axes.axhline(1.2, color=style.INK, linestyle=(0, (1, 1)), linewidth=1.6, label="target: 1.2")
     axes.set(xlabel="step", ylabel="largest load ÷ mean load")
     axes.locator_params(axis="x", integer=True)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, handlelength=3)

@@ -14,12 +14,14 @@ from manyranks.theory.stages import Dealt, Stage
 
 class Rank(NamedTuple):
     """Bytes on a pipeline rank. kept: of all micro-batches in flight; loss: what of it one of them keeps at the head, and gives
-    back before layers run backward; again: what backward recomputes of one layer, for that layer.
+    back before layers run backward; again: what backward recomputes of one layer, for that layer,
+    and makes beside it where scores are stored; host: what waits in the host's memory.
     """
 
     kept: int
     loss: int
     again: int
+    host: int = 0
 
 
 @functools.lru_cache(maxsize=16384)
@@ -33,11 +35,12 @@ def of_ranks(dealt: Dealt, local: Local, m: int, flying: tuple[float, ...]) -> l
     held = [(dealt.ranks[rank], most) for rank, most in zip(dealt.firsts, flying, strict=True)]
     kept = [_kept(shape, local, stage, layout.schedule, most, min(m, p)) for stage, most in held]
     again = [_again(shape, local, stage) for stage, _ in held]
+    away = [offloaded(shape, local, stage, most) for stage, most in held]
     if layout.schedule == "dualpipe" and p > 1:
-        pairs = zip(kept, reversed(kept), again, reversed(again), strict=True)
-        return [Rank(own + other, 0, max(a, b)) for own, other, a, b in pairs]
+        pairs = zip(kept, reversed(kept), again, reversed(again), away, reversed(away), strict=True)
+        return [Rank(own + other, 0, max(a, b), here + there) for own, other, a, b, here, there in pairs]
     losses = [round(_loss(shape, local, stage)) for stage, _ in held]
-    return [Rank(*each) for each in zip(kept, losses, again, strict=True)]
+    return [Rank(*each) for each in zip(kept, losses, again, away, strict=True)]
 
 
 def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: float, once: int) -> int:
@@ -46,10 +49,21 @@ def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: f
     moe = stage.moe + (stage.mtp if shape.moe_layers else 0)
     kept = flying * (stage.layers + stage.mtp - moe) * of_layer(shape, plan, False)
     kept += flying * moe * of_layer(shape, plan, True) if moe else 0
+    if away := min(plan.offload_layers, stage.layers):
+        kept -= max(0, offloaded(shape, plan, stage, flying) - 2 * offloaded(shape, plan, stage) / away)
     if stage.embedding and shape.dropout:  # its mask; arXiv 2205.05198, section 4.3
         kept += (once if schedule in ("1f1b", "interleaved") else flying) * tokens(plan) * shape.hidden / split
     kept += (flying if schedule == "gpipe" else 1) * _loss(shape, plan, stage)
     return round(kept)
+
+
+def offloaded(shape: ModelShape, plan: Local, stage: Stage, flying: float = 1) -> int:
+    """Bytes of a stage's layers that wait in the host's memory, of micro-batches in flight. Two layers' are always on the chip:
+    one computes, and one is on its way."""
+    if not plan.offload_layers or not stage.layers:
+        return 0
+    layers = sum(count * of_layer(shape, plan, moe) for moe, count in ((False, stage.dense), (True, stage.moe)) if count)
+    return round(flying * layers * min(1, plan.offload_layers / stage.layers))
 
 
 def _loss(shape: ModelShape, plan: Local, stage: Stage) -> float:
@@ -59,7 +73,8 @@ def _loss(shape: ModelShape, plan: Local, stage: Stage) -> float:
     split = plan.tp if plan.sequence_parallel else 1
     inputs = 2 if plan.regather or not plan.sequence_parallel else 1 + split  # the head's is kept whole
     logits = max(plan.framework.logits, plan.framework.cut_logits if plan.tp > 1 else 0)
-    one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + logits * shape.vocab / plan.tp)
+    columns = shape.vocab / (1 if plan.framework.gathers_logits else plan.tp)
+    one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + logits * columns)
     return (stage.head + stage.mtp) * one
 
 
@@ -70,7 +85,13 @@ def _again(shape: ModelShape, local: Local, stage: Stage) -> int:
 
 @functools.lru_cache(maxsize=16384)
 def _again_of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
-    return of_layer(shape, local._replace(recompute="none"), moe) - of_layer(shape, local, moe)
+    again = of_layer(shape, local._replace(recompute="none"), moe) - of_layer(shape, local, moe)
+    return again if local.flash else again + round(_scores_gradients(shape, local))
+
+
+def _scores_gradients(shape: ModelShape, local: Local) -> float:
+    """What a softmax's separate operators hold at once in backward: two tensors as large as what it keeps in 32 bits."""
+    return 2 * local.framework.keeps.softmax * tokens(local) * local.seq * shape.heads / local.tp
 
 
 class Kept(NamedTuple):
@@ -124,7 +145,8 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
     if plan.flash:
         inside += LSE * shape.heads
     elif not again:
-        inside += shape.heads * plan.seq * (2 * item + 1 if shape.dropout else item)  # softmax, its mask, what is left of it
+        softmax = item + plan.framework.keeps.softmax
+        inside += shape.heads * plan.seq * (softmax + item + 1 if shape.dropout else softmax)  # its mask, what is left of it
     return Kept((outside + _norm_output(shape, plan)) / split, inside / t)
 
 

@@ -46,7 +46,7 @@ def bytes_held(shape: ModelShape, plan: Plan) -> float:
     """
     layout = Layout(plan.tp, 1, plan.ep, plan.expert_tp, 1, "1f1b", False)
     dense, moe = (states.of_stage(shape, layout, one) for one in (Stage(dense=1), Stage(moe=1)))
-    keeps = activations.of_layer(shape, plan.local, False), activations.of_layer(shape, plan.local, True)
+    keeps = (0, 0) if plan.offload_layers else [activations.of_layer(shape, plan.local, moe) for moe in (False, True)]
     most = 0.0
     for kind in _layers(shape, plan.schedule, plan.pp, plan.microbatches, plan.virtual, plan.embedding_slots):
         layers, kept = kind[:2], sum(often * each for often, each in zip(kind[2:], keeps, strict=True))

@@ -230,16 +230,24 @@ def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kerne
         moved("route", (1 + imbalance) / 2 * routed * h, 4 * sent_bytes(plan)),  # to be sent, and on arrival
         *padded,
         *loaded,
+        *(added_biases(imbalance * routed * h, local) if shape.bias else []),
         *padded,
         back,
         *(mlp(shape, plan, shared) if shared else []),
     ]
 
 
+def added_biases(elements: float, local: float) -> list[Kernel]:
+    """The biases of local experts' last products, times the router's weights, which are in 32 bits: for each expert a product
+    and an addition; then all in one, and in 16 bits. Source: Megatron-LM, TEGroupedMLP._apply_bias."""
+    each = [moved("bias", elements / local, 4), moved("bias", elements / local, 10)] * round(local)
+    return [*each, moved("bias", elements, 8), moved("bias", elements, 6)]
+
+
 def _function_bytes(shape: ModelShape, plan: Plan) -> float:
-    """Of a gated MLP's function and product, an element. Where it clamps, that's eight operators instead of a fused one: two
-    clamps, three for the sigmoid of a multiple, a one added, two products."""
-    return 36 if shape.clamped else plan.framework.moved.gated
+    """Of a gated MLP's function and product, an element. Where it clamps what comes in, that's two operators more, and one that
+    joins both halves again. Source: Megatron-LM, weighted_bias_quick_geglu_impl."""
+    return plan.framework.moved.gated + (16 if shape.clamped else 0)
 
 
 def sent_bytes(plan: Plan) -> int:

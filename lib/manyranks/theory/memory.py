@@ -17,6 +17,7 @@ __all__ = [
     "ModelStates",
     "Peak",
     "activations",
+    "host",
     "layer_activations",
     "model_states",
     "peak",
@@ -45,6 +46,13 @@ def activations(shape: ModelShape, plan: Plan) -> int:
     """
     _check(shape, plan)
     return max(rank.kept for rank in _kept(stages.dealt(shape, plan.layout), plan))
+
+
+def host(shape: ModelShape, plan: Plan) -> int:
+    """Bytes that a rank keeps in its host's memory: states, and activations that wait there."""
+    _check(shape, plan)
+    waiting = max(rank.host for rank in _kept(stages.dealt(shape, plan.layout), plan)) if plan.offload_layers else 0
+    return waiting + (0 if plan.offload == "none" else model_states(shape, plan).host)
 
 
 def layer_activations(shape: ModelShape, plan: Plan, moe: bool = False) -> int:
@@ -92,7 +100,8 @@ def peaks(shape: ModelShape, plan: Plan) -> dict[int, Peak]:
         if framework.fp32_shards and plan.offload == "none":
             found.append((total, 0, held.gradients))  # the update has a tensor in 32 bits, as gradients are
         most = max(found, key=sum)
-        each.append(Peak(*most[:2], most[2] + round(framework.reserved * sum(most))))
+        used = sum(most) if framework.fp32_shards else sum(most[1:])
+        each.append(Peak(*most[:2], most[2] + round(framework.reserved * used)))
     return dict(zip(dealt.firsts, each, strict=True))
 
 

@@ -4,7 +4,7 @@ import functools
 from collections import Counter
 from typing import NamedTuple
 
-from manyranks.theory import checks, communicate, compute, pipeline, stages, states
+from manyranks.theory import activations, checks, communicate, compute, pipeline, stages, states
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.calls import AGAIN, BACKWARD, BESIDE, FORWARD
 from manyranks.theory.cluster import Cluster
@@ -141,7 +141,19 @@ def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constan
 def of_stages(work: Work, sent: Timed) -> dict[Stage, Both]:
     """One micro-batch on a rank with these stages, of each kind."""
     both = {name: (busy, sent.items[name]) for name, busy in work.parts.items()}
-    return {stage: _of_stage(tuple([(count, *both[name]) for count, name in own])) for stage, own in work.dealt.parts.items()}
+    found = {stage: _of_stage(tuple([(count, *both[name]) for count, name in own])) for stage, own in work.dealt.parts.items()}
+    return {stage: fetching(work.site, stage, own) for stage, own in found.items()} if work.site.local.offload_layers else found
+
+
+def fetching(at: Site, stage: Stage, own: Both) -> Both:
+    """The same where layers' activations go to the host while forward computes, and come back while backward does.
+
+    Source of the overlap: Megatron-LM's cpu_offloading_num_layers, by Transformer Engine's cpu_offload.
+    """
+    bandwidth = at.place.cluster.host * at.place.constants.bandwidth
+    takes = activations.offloaded(at.shape, at.local, stage) / bandwidth
+    longer = (each._replace(compute=each.compute + max(0.0, takes - each.chip)) for each in own[:2])
+    return Both(*longer, own.weight)
 
 
 @functools.lru_cache(maxsize=16384)

@@ -98,6 +98,7 @@ class OneRank:
 
 
 _LOCAL = "cp tp ep expert_tp seq microbatch sequence_parallel recompute precision overlap overlap_tensor flash context regather"
+_LOCAL += " offload_layers"
 
 
 class Local(namedtuple("Local", f"{_LOCAL} stack"), OneRank):
@@ -128,9 +129,10 @@ class Plan(OneRank):
     key of RECIPES. overlap: communication runs under compute where nothing forbids it; overlap_tensor: tensor parallelism's
     too, under weight gradients. flash: attention never writes its scores. context: how keys and values travel between
     context-parallel ranks. embedding_slots: the embedding and the head take the place of one layer each when layers are dealt
-    to stages. offload: states kept in the host's memory, "none", "optimizer" or "all". regather: with sequence parallelism, a
-    column-parallel layer keeps its shard of the input and gathers the rest again in backward; False: it keeps what it gathered.
-    stack: what runs it, a key of STACKS.
+    to stages. offload: states kept in the host's memory, "none", "optimizer" or "all"; offload_layers: of a rank's layers, how
+    many have their activations wait there for backward. regather: with sequence parallelism, a column-parallel layer keeps its
+    shard of the input and gathers the rest again in backward; False: it keeps what it gathered. stack: what runs it, a key of
+    STACKS.
     etp: expert tensor parallel size, the ranks that cut each routed expert. By default that is tp, and ep divides dp·cp. Any
     other etp gives experts a layout of their own, in which ep may span tensor-parallel ranks: tp·cp·dp = etp·ep·edp, and edp
     ranks have the same part of the same experts. It needs sequence parallelism. Source: arXiv 2504.14960, MoE parallel folding.
@@ -162,11 +164,12 @@ class Plan(OneRank):
     regather: bool = True
     stack: str = "megatron-core"
     etp: int | None = None
+    offload_layers: int = 0
 
     def __post_init__(self):
         for name, value in zip(_WHOLE, _whole_of(self), strict=True):
             if value is not None or name not in ("batch", "dp_shard", "etp"):
-                whole(int(name != "zero"), **{name: value})
+                whole(int(name not in ("zero", "offload_layers")), **{name: value})
         for name, value in zip(_FLAGS, _flags_of(self), strict=True):
             if type(value) is not bool:
                 raise ValueError(f"{name}={value!r}: must be True or False")

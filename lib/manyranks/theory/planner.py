@@ -302,8 +302,7 @@ def _fitting(task: _Task, place: tuple[int, ...], plan_of: Callable[..., Plan]) 
         if bounds.bytes_held(shape, plan) > room or (task.checked and not _is_checked(shape, plan, cluster)):
             continue
         peak = memory.peak(shape, plan)
-        host = 0 if plan.offload == "none" else memory.model_states(shape, plan).host
-        if peak.total <= room and host <= cluster.host_memory:
+        if peak.total <= room and memory.host(shape, plan) <= cluster.host_memory:
             time = step.estimate(shape, plan, cluster)
             yield time.seconds, (*place[:-1], z, place[-1]), (time, peak)
 

@@ -34,6 +34,7 @@ _NAMES = {
     ("gelu", False): "activation",
     ("route", True): "router",
     ("route", False): "permutation",
+    ("bias", False): "experts' biases",
     ("residual", False): "residual",
     ("quantise", False): "quantise",
     ("head", True): "head",

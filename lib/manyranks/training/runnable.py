@@ -85,6 +85,8 @@ def _not_there(plan: Plan) -> str:
         return f"precision={plan.precision!r}: the trainer has {' and '.join(PRECISIONS)}; say one"
     if plan.offload != "none":
         return f"offload={plan.offload!r}: the trainer keeps all states there; say offload='none'"
+    if plan.offload_layers:
+        return f"offload_layers={plan.offload_layers}: the trainer keeps them there; leave it out"
     if not plan.flash:
         return "flash=False: the small GPT's attention never writes its scores; say flash=True"
     if plan.zero == 3 and not plan.reshard_after_forward:

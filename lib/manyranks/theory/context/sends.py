@@ -83,7 +83,8 @@ def calls(shape: ModelShape, plan: Local) -> list[Call]:
     """What a rank sends of one micro-batch in one layer, in 16 bits, and gradients' sums in 32; with latent attention the
     compressed keys and values travel."""
     T, t = plan.rank_tokens, plan.tp
-    block = shape.latent.kv_rank + shape.latent.rope_size if shape.latent else 2 * max(shape.kv_heads, t) * shape.head_size / t
+    heads = shape.heads if plan.framework.repeats_keys else max(shape.kv_heads, t)
+    block = shape.latent.kv_rank + shape.latent.rope_size if shape.latent else 2 * heads * shape.head_size / t
     read = T * (shape.head_size * max(shape.kv_heads, t * plan.cp)) / t  # copies, where there are more ranks
     return messages(plan.context, plan.cp, T * shape.query_size / t, T * block, read, HALF, SUMS)
 

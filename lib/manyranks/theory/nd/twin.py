@@ -106,6 +106,7 @@ def _plan(shape: ModelShape, plan: Plan, degrees: dict[str, int]) -> Plan:
         precision="fp32",
         flash=True,
         offload="none",
+        offload_layers=0,
         etp=1 if shape.experts and degrees["tp"] > 1 else None,
     )
 
@@ -247,6 +248,7 @@ _REASONS = {
     "reshard_after_forward": "the trainer's ZeRO-3 frees each unit",
     "flash": "the small GPT never writes its scores",
     "offload": "the trainer keeps all states on the rank",
+    "offload_layers": "the trainer keeps activations, too",
 }
 _LOST = ("norms_per_layer", "qkv_bias", "qk_norm", "embedding_norm", "dropout", "shared_gate", "router_bias")
 _LOST += ("mtp_depth", "window", "parallel_layers", "norm", "bias", "gated")

@@ -26,15 +26,11 @@ def check(shape: ModelShape, plan: Plan, cluster: Cluster, across_nodes: bool = 
         ways = ", ".join(_ways_out(shape, plan, room)) or "no one or two fields help: take more GPUs, and shard over them"
         need = f"{peak.total / GB:.1f} GB ({parts}) of {room / GB:.0f} GB"
         raise ValueError(f"{plan!r} of {shape.name} needs {need} on its fullest rank: {ways}")
-    if (host := _on_host(shape, plan)) > cluster.host_memory:
+    if (host := memory.host(shape, plan)) > cluster.host_memory:
         need = f"{host / GB:.1f} GB on the host, whose share for an accelerator is {cluster.host_memory / GB:.0f} GB"
         raise ValueError(f"{plan!r} of {shape.name} keeps {need}: offload less, or shard over more ranks")
     if not across_nodes and (warning := step.estimate(shape, plan, cluster).warning):
         raise ValueError(f"{warning}; if you mean it, say across_nodes=True")
-
-
-def _on_host(shape: ModelShape, plan: Plan) -> float:
-    return 0.0 if plan.offload == "none" else memory.model_states(shape, plan).host
 
 
 def _ways_out(shape: ModelShape, plan: Plan, room: float) -> Iterator[str]:

@@ -64,7 +64,7 @@ def _constants() -> list[tuple[str, ...]]:
         (
             "host",
             f"{STACKS['megatron-core'].host:g} s",
-            "a launch, with Megatron: fitted on Qwen3-30B on H100s, and on small GPTs",
+            "a launch, with Megatron: fitted; the same whichever table is left out",
         ),
     ]
 

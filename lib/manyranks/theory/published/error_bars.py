@@ -2,6 +2,7 @@
 
 import functools
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,18 +14,18 @@ from manyranks.theory.plan import Plan
 from manyranks.theory.published import steps
 from manyranks.theory.step import StepTime
 
-# Of nine runs and a tenth that is like them, this one has the least or the largest error in two cases of ten.
-CLOSEST, FEWEST = 9, 3
-FAR = 6  # steps away from a plan beyond which a run says nothing about it: see _away
+# A bar reaches to the seventh of nine runs: a tenth that is like them is further off in three cases of ten.
+CLOSEST, FEWEST, INSIDE = 9, 3, 0.7
+FAR = 7.5  # steps away from a plan beyond which a run says nothing about it: see _away
 LEAST = 0.03  # spread of repeated measurements: no bar is narrower, on either side of its middle
-AWAY = 0.03  # what a step away adds to it. With this 87 % of the bars made without a table hold its runs
+AWAY = 0.01  # what a step away adds to it. With this 80 % of the bars made without a table hold its runs
 FASTER = 1  # doublings of a rate: of the chip's products and its memory, of the innermost and the outermost links
 _GENERATIONS = {"A100": ("A100",), "H100": ("H100", "H200", "H800", "H20", "GH200"), "B200": ("B200", "GB200", "B300", "GB300")}
 
 
 class Checked(NamedTuple):
     """What published runs say of a prediction. runs: how many are close; missing: why too few are, "" if enough are;
-    least, most: predicted ÷ measured − 1, between which four of five such runs are expected.
+    least, most: predicted ÷ measured − 1, between which seven of ten such runs are expected, or more.
     """
 
     runs: int
@@ -77,8 +78,9 @@ class _Known:
 def confidence(time: StepTime) -> Checked:
     """Says how far a predicted step can be trusted.
 
-    The interval holds the errors of the closest published runs, and more the further away they are. They ran on chips of the
-    same generation, with links like these, by a stack of the same family, and are close in what they use and in their sizes.
+    The interval reaches over most errors of the closest published runs, and further the further away they are. They ran on
+    chips of the same generation, with links like these, by a stack of the same family, and are close in what they use and in
+    their sizes.
     Other constants count as not checked.
     """
     if time.constants != DEFAULT:
@@ -97,8 +99,9 @@ def of_kind(kind: _Kind, without: str = "") -> Checked:
     if len(near) < FEWEST:
         return Checked(len(near), f"{_counted(near)} of {_family(kind)} like this; {FEWEST} would say something")
     errors = [error for _, error in near]
-    middle, half = (min(errors) + max(errors)) / 2, (max(errors) - min(errors)) / 2
-    half = max(LEAST, half * math.sqrt(CLOSEST / len(near)))  # wider where few are near
+    middle = statistics.median(errors) / 2  # half of what others are off by in the middle is what a run like them is, too
+    apart = sorted(abs(error - middle) for error in errors)
+    half = max(LEAST, apart[min(len(near), math.ceil(INSIDE * (len(near) + 1))) - 1])  # the furthest, where few are near
     half += AWAY * sum(steps_away for steps_away, _ in near) / len(near)
     return Checked(len(near), "", max(-0.9, middle - half), middle + half)
 
@@ -146,7 +149,7 @@ def _uses(shape: ModelShape, plan: Plan) -> Iterator[str]:
     yield f"ZeRO-{plan.zero}" if plan.zero > 1 else "ZeRO-1 or less"
     if plan.dp_shard not in (None, plan.dp):
         yield "HSDP"
-    if plan.offload != "none":
+    if plan.offload != "none" or plan.offload_layers:
         yield "offloading"
     if plan.precision not in ("bf16", "fp16", "bf16-fp32-gradients", "fp16-fp32-gradients", "bf16-moments"):
         yield "FP32" if plan.precision == "fp32" else "8 bits or less"

@@ -17,7 +17,7 @@ from manyranks.theory.shapes import models
 
 SC21, KORTHIKANTI = "SC21 Table 1", "Korthikanti Table 5"
 LLAMA3, DEEPSEEK = "Llama 3 Table 4", "DeepSeek-V3 (ISCA'25 Table 4)"
-TORCHTITAN, FOUNDRY = "torchtitan, H100", "llm-foundry, H100"
+TORCHTITAN, FOUNDRY = "torchtitan", "llm-foundry, H100"
 BRIDGE, SMALL, LAYOUTS = "Megatron-Bridge", "vTrain, one node", "Aleph Alpha, 13B"
 PRETRAINING = (SC21, KORTHIKANTI, LLAMA3, DEEPSEEK)  # by the frameworks of those who trained
 TABLES = (*PRETRAINING, TORCHTITAN, FOUNDRY, BRIDGE, SMALL, LAYOUTS)
@@ -64,9 +64,9 @@ class Row:
         """Predicted ÷ measured − 1, of what is printed."""
         return self.predict(constants) / self.measured - 1
 
-    def time_error(self) -> float:
+    def time_error(self, constants: Constants = DEFAULT) -> float:
         """The same of the step's time, which is the inverse of a rate."""
-        return self.error() if self.unit == "s" else self.measured / self.predict() - 1
+        return self.error(constants) if self.unit == "s" else self.measured / self.predict(constants) - 1
 
 
 def rows() -> list[Row]:
