@@ -13,7 +13,7 @@ from manyranks.show.bars import LONGEST
 from manyranks.show.expert import CHOICES, CLUSTERS, MODELS, WAYS, Degrees, Experts
 from manyranks.show.looks import LOOKS
 from manyranks.theory import flops, models, published
-from manyranks.theory.expert import other_nodes
+from manyranks.theory.expert import two_hops_copies
 from manyranks.theory.published import steps
 from tests.drawn import marked, widths, words
 from tests.unit.figures_drawn import assert_readable
@@ -186,7 +186,7 @@ def test_a_limit_of_nodes_halves_what_two_hops_send_between_nodes_and_changes_no
     free, limited = ({hops: now(limit=limit).way(hops) for hops in (1, 2)} for limit in (0, 4))
     assert free[1] == limited[1]
     assert limited[2][0] == free[2][0]
-    assert limited[2][1] == pytest.approx(free[2][1] * 3.5 / other_nodes(now(limit=0).scenario.shape, 8))
+    assert limited[2][1] == pytest.approx(free[2][1] * 3.5 / two_hops_copies(256, 8, 64, 8).between)
     assert limited[2][1] == pytest.approx(limited[1][1] / 2)
 
 

@@ -77,7 +77,7 @@ def test_copies_arrive_once_by_any_way_and_two_hops_cross_the_network_once_for_e
     n, kept = len(routing), [one for tokens in routing for token in tokens for one in token if one >= 0]
     node, own, load = n // nodes, EXPERTS // nodes, expert.counts(routing, EXPERTS)
     assert load == tuple(kept.count(one) for one in range(EXPERTS))
-    for matrix in (expert.rows(routing, EXPERTS), expert.inside_rows(routing, EXPERTS, nodes)):
+    for matrix in (expert.rows(routing, EXPERTS), expert.sends.inside_rows(routing, EXPERTS, nodes)):
         assert tuple(map(sum, zip(*matrix, strict=True))) == expert.of_ranks(load, n)
     others = ((rank // node, token) for rank, tokens in enumerate(routing) for token in tokens)
     visits = sum(len({one // own for one in token if one >= 0} - {home}) for home, token in others)
