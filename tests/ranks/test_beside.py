@@ -9,7 +9,7 @@ from manyranks.parallel.pipeline.beside import WORK, beside, carried_out, progra
 from manyranks.parallel.pipeline.program import timeline
 from manyranks.parallel.pipeline.schedules import Pair, interleaved
 from manyranks.parallel.pipeline.verify import verify
-from manyranks.timeline import Compute, Durations, Program, Wait, replay
+from manyranks.timeline import Collective, Compute, Durations, Program, Wait, replay
 
 TIMES = dict(zip(WORK, (0.02, 0.03, 0.04, 0.06), strict=True))
 COSTS = Durations(TIMES, bandwidth=1e6)  # an all-to-all of 20,000 bytes is hidden by any of these
@@ -68,6 +68,15 @@ def test_on_ranks_that_sleep_it_is_what_was_replayed(four, pairs):
         assert all(a.seconds > b.seconds - 1e-4 for a, b in zip(mine, theirs, strict=True))
         assert len(measured.of(rank, "communication")) >= len(replayed.of(rank, "communication"))
     assert replayed.makespan - 1e-3 < measured.makespan < 2 * replayed.makespan
+
+
+def test_an_all_to_all_starts_when_its_last_rank_is_there_and_the_one_before_is_done(four):
+    moved = [Collective("all_to_all", SIZE, (0, 1, 2, 3), name, name) for name in "ab"]
+    rest = (*moved, *(Wait(one.handle) for one in moved))
+    late = Program((rest, rest, rest, (Compute("late", WORK[0]), *rest)))
+    spans = timeline(four.run(carried_out, late, COSTS)).of(0, "communication")
+    assert spans[1].finished - spans[0].started > 2 * 0.02 - 1e-3
+    assert replay(late, COSTS).makespan - 1e-3 < spans[1].finished
 
 
 def test_what_cannot_be_is_refused(four):
