@@ -2,7 +2,6 @@
 
 import copy
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from manyranks.parallel.expert import (
     choose,
     communication_loss,
     device_loss,
-    grouped,
     move_biases,
     new_bias,
     take_counts,
@@ -190,12 +188,6 @@ def test_counts_are_of_training_only_and_are_taken_once():
 
 
 SPREAD = choose(scores_of(0), 3)
-
-
-@pytest.mark.parametrize("counts", [[2, 0, 3, 1], [0, 0, 6, 0], [0, 0, 0, 0]])
-def test_gradients_of_grouped_products_are_those_of_finite_differences(counts):
-    x_RI, weight_EOI = draw(sum(counts), 3).requires_grad_(), draw(4, 2, 3, seed=1).requires_grad_()
-    assert torch.autograd.gradcheck(partial(grouped, counts=counts), (x_RI, weight_EOI))
 
 
 def test_products_under_autocast_are_in_bfloat16_and_float64_stays_as_it_is():
