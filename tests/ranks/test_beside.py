@@ -9,7 +9,7 @@ from manyranks.parallel.pipeline.beside import WORK, beside, carried_out, progra
 from manyranks.parallel.pipeline.program import timeline
 from manyranks.parallel.pipeline.schedules import Pair, interleaved
 from manyranks.parallel.pipeline.verify import verify
-from manyranks.timeline import Compute, Durations, Program, replay
+from manyranks.timeline import Collective, Compute, Durations, Program, Wait, replay
 
 TIMES = dict(zip(WORK, (0.02, 0.03, 0.04, 0.06), strict=True))
 COSTS = Durations(TIMES, bandwidth=1e6)  # an all-to-all of 20,000 bytes is hidden by any of these
@@ -29,15 +29,25 @@ def test_each_forward_after_the_warm_up_has_a_backward_beside_it_and_nothing_is_
         assert pairs == max(0, m * v - 2 * (p - 1 - rank) - (v - 1) * p - 1)
 
 
+@pytest.mark.parametrize("size", [SIZE, 50_000])
 @pytest.mark.parametrize(("m", "layers"), [(1, 1), (3, 2), (6, 4)])
-def test_with_one_stage_only_the_first_forward_s_and_the_last_backward_s_all_to_alls_are_seen(m, layers):
-    whole = program(beside(1, m), 2, layers, SIZE)
-    replayed = replay(whole, COSTS)
+def test_one_stage_waits_for_the_first_forward_the_last_backward_and_what_is_longer_than_its_compute(m, layers, size):
+    made, took = beside(1, m), size / 1e6
+    replayed, apart = (replay(program(made, 2, layers, size, pairs), COSTS) for pairs in (True, False))
+    longer = sum(max(0, took - seconds) for seconds in TIMES.values())
     for rank in range(2):
         assert replayed.busy(rank) == pytest.approx(m * layers * sum(TIMES.values()))
-        assert replayed.exposed_communication(rank) == pytest.approx(4 * layers * 0.02)
-    apart = replay(program(beside(1, m), 2, layers, SIZE, pairs=False), COSTS)
-    assert apart.exposed_communication(0) == pytest.approx(4 * m * layers * 0.02)
+        assert replayed.exposed_communication(rank) == pytest.approx(layers * (4 * took + (m - 1) * longer))
+    assert apart.exposed_communication(0) == pytest.approx(4 * m * layers * took)
+
+
+def test_a_pair_s_turns_are_those_of_the_table():
+    (of_rank,) = program(beside(1, 2), 1, 1, SIZE).ranks
+    names = [one.name for one in of_rank if not isinstance(one, Wait)]
+    assert names[:4] == ["F0 attention", "F0 tokens", "F0 experts", "F0 results"]
+    assert names[4::2][:4] == ["B0 gradients", "F1 tokens", "B0 their rows'", "F1 results"]
+    assert names[5::2][:4] == ["F1 attention", "B0 experts' backward", "F1 experts", "B0 attention's backward"]
+    assert names[12:] == ["B1 gradients", "B1 experts' backward", "B1 their rows'", "B1 attention's backward"]
 
 
 @pytest.mark.parametrize("v", [1, 2])
@@ -58,6 +68,15 @@ def test_on_ranks_that_sleep_it_is_what_was_replayed(four, pairs):
         assert all(a.seconds > b.seconds - 1e-4 for a, b in zip(mine, theirs, strict=True))
         assert len(measured.of(rank, "communication")) >= len(replayed.of(rank, "communication"))
     assert replayed.makespan - 1e-3 < measured.makespan < 2 * replayed.makespan
+
+
+def test_an_all_to_all_starts_when_its_last_rank_is_there_and_the_one_before_is_done(four):
+    moved = [Collective("all_to_all", SIZE, (0, 1, 2, 3), name, name) for name in "ab"]
+    rest = (*moved, *(Wait(one.handle) for one in moved))
+    late = Program((rest, rest, rest, (Compute("late", WORK[0]), *rest)))
+    spans = timeline(four.run(carried_out, late, COSTS)).of(0, "communication")
+    assert spans[1].finished - spans[0].started > 2 * 0.02 - 1e-3
+    assert replay(late, COSTS).makespan - 1e-3 < spans[1].finished
 
 
 def test_what_cannot_be_is_refused(four):

@@ -58,11 +58,16 @@ def test_losses_and_weights_are_those_of_one_process_on_the_whole_batch(sizes, n
     [
         pytest.param(replace(GPT, style="gpt2", kv_heads=None), replace(TRAINING, weight_decay=3.0), id="biases do not decay"),
         pytest.param(replace(GPT, tied=False), replace(TRAINING, clip=0.01), id="untied, clipped"),
+        pytest.param(
+            replace(GPT, experts=12, expert_ffn=6, shared_experts=1, dense_layers=1, scores="sigmoid"),
+            replace(TRAINING, recompute="full"),
+            id="experts, which all ranks have",
+        ),
         pytest.param(GPT, replace(TRAINING, batch=13, accumulate=3), id="accumulated, uneven micro-batches"),
     ],
 )
 @pytest.mark.parametrize("zero", matrix([1, 2, 3], [2, 3]))
-@pytest.mark.few(2)
+@pytest.mark.few(3)
 def test_so_they_are_with_other_models_and_settings(sizes, gpt, training, zero):
     wanted = alone(gpt, replace(training, accumulate=1))
     for found in sizes[3].run(trained, gpt, replace(training, zero=zero)):

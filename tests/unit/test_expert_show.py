@@ -6,26 +6,24 @@ import re
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
 from manyranks.show import expert, units
 from manyranks.show.bars import LONGEST
 from manyranks.show.expert import CHOICES, CLUSTERS, MODELS, WAYS, Degrees, Experts
 from manyranks.show.looks import LOOKS
-from manyranks.theory import flops, memory, models, published
-from manyranks.theory.expert import other_nodes
+from manyranks.theory import flops, models, published
+from manyranks.theory.expert import two_hops_copies
 from manyranks.theory.published import steps
 from tests.drawn import marked, widths, words
-from tests.unit import exposed
 from tests.unit.figures_drawn import assert_readable
 
 DEFAULT_VALUES = {"model": "deepseek-v3", "cluster": "h800", "pp": 16, "ep": 64, "tp": 1, "etp": 1}
 DEFAULT_VALUES |= {"limit": 4, "imbalance": 1, "schedule": "dualpipe"}
-PRESETS = ("8 tensor ranks", "cut experts", "8 expert ranks", "twice the load", "NVL72", "Mixtral 8x7B")
 SHAPES = [models[name] for name in ("mixtral-8x7b", "deepseek-v3", "llama3-405b")]
 CHOSEN = [[0, 2], [0, 1], [0, 3], [1, 0]]
 KEPT = [[0, 2], [0, 1], [-1, 3], [1, -1]]  # capacity 2
-SENT = [[5, 1, 2, 3], [4, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 1600]]
+SENT = [[5, 1, 2, 3], [4, 6, 7, 8], [9, 10, 11, 12], [13, 0, 15, 16]]
 RUNS = {"no balancing": [3.0, 2.9, 3.1], "auxiliary loss": [3.0, 1.5, 1.15], "bias": [3.0, 2.0, 1.125]}
 LOADS = {"bias": [[6, 1, 1, 0], [4, 2, 1, 1], [2, 2, 2, 2]]}
 COPIES = {"one hop": {"free": 1520, "node-limited": 1490}, "two hops": {"free": 1010, "node-limited": 505}}
@@ -36,11 +34,10 @@ FIGURES = {
     "routing": lambda: expert.routing(CHOSEN, 4),
     "routing with all": lambda: expert.routing(CHOSEN * 4, 8, 4, KEPT * 4, 2),
     "routing of many": lambda: expert.routing(np.argsort(np.cos(np.outer(range(32), range(32))), 1)[:, :4], 32, 8),
-    "dispatch": lambda: expert.dispatch({"16 tokens a rank, K = 2": SENT}),
     "balancing": lambda: expert.balancing(RUNS, LOADS),
     "waiting": lambda: expert.waiting(*WAITING),
     "copies": lambda: expert.copies(COPIES, EXPECTED, "copies", "{:,.0f}".format),
-    "travels": lambda: expert.travels([*SENT[:3], [13, 0, 15, 16]]),
+    "travels": lambda: expert.travels(SENT),
     "hops": lambda: expert.hops(),
     "hops to eight experts": lambda: expert.hops((3, 4, 8, 9, 10, 11, 12, 15)),
 }
@@ -48,6 +45,10 @@ FIGURES = {
 
 def texts(axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
+
+
+def vertices(area) -> np.ndarray:
+    return area.get_paths()[0].vertices
 
 
 @pytest.fixture(scope="module")
@@ -92,41 +93,35 @@ def test_held_and_used_are_the_shapes_parameters_and_flops():
     assert texts(held) == ["46.7 B, used: 12.9 B", "671 B, used: 37.6 B", "406 B: all"]
 
 
-def boxes(axes, colour) -> list[Rectangle]:
-    return [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_facecolor() == to_rgba(colour)]
-
-
-def test_a_copy_is_in_its_expert_s_row_and_its_token_s_column_in_the_look_of_the_rank():
-    cells, _ = expert.routing(CHOSEN, 4, ranks=2, kept_TK=KEPT, capacity=2).axes
-    for rank, (colour, _) in enumerate(LOOKS[:2]):
-        corners = sorted(box.get_xy() for box in boxes(cells, colour))
-        kept = [(token, one) for token, experts in enumerate(KEPT) for one in experts if one // 2 == rank]
-        assert corners == [(token - 0.5, one - 0.5) for token, one in sorted(kept)]
-    names = [label.get_text() for label in cells.get_yticklabels()]
-    assert names == ["rank 0, expert 0", "1", "rank 1, expert 2", "3"]
-
-
-def test_a_dropped_copy_has_its_choice_s_number_crossed_out():
-    cells, _ = expert.routing(CHOSEN, 4, kept_TK=KEPT).axes
+def test_a_copy_is_in_its_token_s_column_in_the_look_of_its_expert_s_rank_or_crossed_out_and_loads_are_counted():
+    cells, loads = expert.routing(CHOSEN, 4, ranks=2, kept_TK=KEPT, capacity=2).axes
+    drawn = {patch.get_xy(): patch.get_facecolor() for patch in cells.patches if patch.get_facecolor()[3]}
+    kept = [(token, one) for token, experts in enumerate(KEPT) for one in experts if one >= 0]
+    assert drawn == {(token - 0.5, one - 0.5): to_rgba(LOOKS[one // 2][0]) for token, one in kept}
     numbers = {tuple(np.round(text.get_position(), 3)): text.get_text() for text in cells.texts}
+    assert numbers == {(token, one): str(nth + 1) for token, experts in enumerate(CHOSEN) for nth, one in enumerate(experts)}
     crossed = [tuple(np.round(line.get_xydata().mean(axis=0), 3)) for line in cells.lines]
     assert crossed == [(2, 0), (3, 0)]  # token 2's first choice and token 3's second one, both expert 0
-    assert [numbers[place] for place in crossed] == ["1", "2"]
     assert cells.get_xlabel().endswith("crossed out: dropped")
-
-
-def test_loads_are_counted_with_the_mean_and_the_capacity():
-    _, loads = expert.routing(CHOSEN, 4, ranks=2, kept_TK=KEPT, capacity=2).axes
+    assert [label.get_text() for label in cells.get_yticklabels()] == ["rank 0, expert 0", "1", "rank 1, expert 2", "3"]
     assert texts(loads) == ["2, 2 dropped", "2", "1", "1"]
     assert loads.get_xlabel() == "dashed, the mean: 2\nthick line, the capacity: 2\nlargest ÷ mean: 2.00"
     assert [line.get_xdata()[0] for line in loads.lines] == [2, 2]
     assert [bars[0].get_width() for bars in loads.containers[::2]] == [2, 2, 1, 1]
 
 
-def test_a_dispatch_says_what_travels_and_what_stays():
-    (axes,) = expert.dispatch({"one hop": SENT}).axes
-    assert texts(axes) == [f"{number:,}" for row in SENT for number in row]
-    assert axes.get_xlabel() == "to rank\nsent: 98 rows; stay (gray): 1,622"
+def test_bands_lead_from_who_sends_to_who_gets_as_wide_as_the_rows_that_travel():
+    (axes,) = expert.travels(SENT).axes
+    sides = [
+        [(y.min(), y.max()) for y in (path[path[:, 0] == x, 1] for x in (0, 1))] for path in map(vertices, axes.collections)
+    ]
+    ends = np.reshape(sides, (4, 4, 2, 2))  # from, to, side, edge
+    np.testing.assert_allclose(np.diff(ends)[..., 0], np.stack([SENT, SENT], -1))
+    said = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    for rank in range(4):
+        sends, gets = ends[rank, :, 0], ends[:, rank, 1]
+        assert said[f"rank {rank}\nsends {sum(SENT[rank])}"] == pytest.approx((sends.min() + sends.max()) / 2)
+        assert said[f"rank {rank}\ngets {sum(row[rank] for row in SENT)}"] == pytest.approx((gets.min() + gets.max()) / 2)
 
 
 def test_runs_are_lines_and_loads_multiples_of_the_mean():
@@ -141,11 +136,8 @@ def test_waiting_shows_points_in_order_over_what_another_rank_does():
     (axes,) = expert.waiting([2, 1], [9, 2], [1, 1.5], [3, 0.25], {2: 8, 1: 2}, "time").axes
     lines = {line.get_label(): list(line.get_xydata().ravel()) for line in axes.lines}
     assert (lines["theory"], lines["replayed"]) == ([1, 2, 2, 8], [1, 2, 2, 9])
-    areas = {
-        area.get_label(): [area.get_paths()[0].vertices[:, 1][area.get_paths()[0].vertices[:, 0] == x] for x in (1, 2)]
-        for area in axes.collections
-    }
-    ends = {name: [(min(found), max(found)) for found in each] for name, each in areas.items()}
+    areas = {area.get_label(): vertices(area) for area in axes.collections}
+    ends = {name: [(y.min(), y.max()) for y in (path[path[:, 0] == x, 1] for x in (1, 2))] for name, path in areas.items()}
     assert ends == {
         "rank 1 computes": [(0, 1.5), (0, 1)],
         "its messages are on the way": [(1.5, 1.75), (1, 4)],
@@ -182,41 +174,19 @@ def test_a_copy_for_each_choice_or_for_each_node_crosses(chosen, said):
 # What the explorer shows of a setting
 
 
-def test_the_preset_is_the_published_run_and_its_time_the_prediction_s():
+def test_it_opens_on_the_published_run_and_its_time_is_the_prediction_s():
     (row,) = steps.deepseek()
     here = now().scenario
-    assert here.shape == models["deepseek-v3"]
-    assert here.plan == row.plan
-    assert here.time.seconds == row.predict()
-    assert here.peak == memory.peak(row.shape, row.plan)
-    assert here.fits
-    gpus = {line["key"]: line["value"] for line in published.rows("deepseek_v3_config")}["gpus"]
-    assert here.plan.gpus == int(gpus)
-
-
-def test_tensor_parallelism_loses_on_it_and_cutting_experts_loses_more():
-    assert now().cost == pytest.approx(19.6, abs=0.05)
-    assert now(tp=8).cost == pytest.approx(34.1, abs=0.05)
-    assert now(tp=8, etp=8).cost == pytest.approx(98.1, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"tp": 2}, {"tp": 2, "etp": 2}, {"limit": 0}, {"limit": 2}, {"imbalance": 2}, {"model": "mixtral-8x7b"}],
-    ids=str,
-)
-def test_the_way_to_the_experts_takes_as_long_as_the_step_is_charged(change):
-    shape, plan, cluster, imbalance = (
-        getattr(now(**change).scenario, name) for name in ("shape", "plan", "cluster", "imbalance")
-    )
-    assert now(**change).way()[2] == pytest.approx(exposed.expert(shape, plan, cluster, imbalance)[0])
+    assert expert.explorer().values == DEFAULT_VALUES
+    assert (here.shape, here.plan, here.time.seconds, here.fits) == (row.shape, row.plan, row.predict(), True)
+    assert str(here.plan.gpus) in [line["value"] for line in published.rows("deepseek_v3_config") if line["key"] == "gpus"]
 
 
 def test_a_limit_of_nodes_halves_what_two_hops_send_between_nodes_and_changes_nothing_with_one():
     free, limited = ({hops: now(limit=limit).way(hops) for hops in (1, 2)} for limit in (0, 4))
     assert free[1] == limited[1]
     assert limited[2][0] == free[2][0]
-    assert limited[2][1] == pytest.approx(free[2][1] * 3.5 / other_nodes(now(limit=0).scenario.shape, 8))
+    assert limited[2][1] == pytest.approx(free[2][1] * 3.5 / two_hops_copies(256, 8, 64, 8).between)
     assert limited[2][1] == pytest.approx(limited[1][1] / 2)
 
 
@@ -230,92 +200,41 @@ def test_an_unequal_load_is_a_part_of_its_own():
 # The explorer
 
 
-def test_it_opens_on_deepseek_v3_s_layout():
-    opened = expert.explorer()
-    assert opened.values == DEFAULT_VALUES
-
-
-def test_bars_and_numbers_are_the_settings():
-    plot = Experts()
-    said = plot.update(**DEFAULT_VALUES)
-    assert said.scenario == now().scenario
+def test_bars_are_each_tp_s_time_and_each_way_s_bytes_with_those_of_the_setting_marked():
+    plot, here = Experts(), {"tp": 8, "limit": 2}
+    assert plot.update(**DEFAULT_VALUES | here).scenario == now(**here).scenario
     time, traffic = plot.figure.axes
-    times = [now(tp=tp).cost for tp in CHOICES["tp"]]
-    assert words(time) == ["19.6 s", "20.8 s", "24.4 s", "34.1 s"]
-    ways = [now(limit=limit).way(hops) for hops, limit in WAYS.values()]
+    assert [marked(panel) for panel in (time, traffic)] == [CHOICES["tp"].index(8), list(WAYS).index("2 nodes at most")]
+    times = [now(tp=tp, limit=2).cost for tp in CHOICES["tp"]]
+    ways = [now(tp=8, limit=limit).way(hops) for hops, limit in WAYS.values()]
+    assert words(time) == [f"{seconds:.3g} s" for seconds in times]
     assert words(traffic) == [f"{units.size(sum(way[:2]))}, {units.duration(way[2])}" for way in ways]
-    time_widths, traffic_widths = ([sum(row) for row in widths(panel)] for panel in plot.figure.axes)
-    assert time_widths == pytest.approx([LONGEST * seconds / max(times) for seconds in times], rel=1e-3)
-    most = max(sum(way[:2]) for way in ways)
-    assert traffic_widths == pytest.approx([LONGEST * sum(way[:2]) / most for way in ways], rel=1e-3)
-
-
-def test_a_bar_s_parts_say_their_numbers():
-    plot = Experts()
-    plot.update(**DEFAULT_VALUES | {"tp": 2})
+    for panel, found in ((time, times), (traffic, [sum(way[:2]) for way in ways])):
+        assert [sum(row) for row in widths(panel)] == pytest.approx([LONGEST * one / max(found) for one in found], rel=1e-3)
     said = [part.says for part in plot.parts()]
-    assert f"TP 2, TP messages: {now(tp=2).parts()['tensor']:.3g} s" in said
-    assert f"4 nodes at most, between nodes: {units.size(now(tp=2).way()[1])}" in said
-
-
-def test_each_panel_marks_what_the_setting_has():
-    plot = Experts()
-    plot.update(**DEFAULT_VALUES | {"tp": 8, "limit": 2})
-    rows = [CHOICES["tp"].index(8), list(WAYS).index("2 nodes at most")]
-    assert [marked(panel) for panel in plot.figure.axes] == rows
+    assert f"TP 2, TP messages: {now(tp=2, limit=2).parts()['tensor']:.3g} s" in said
+    assert f"4 nodes at most, between nodes: {units.size(now(tp=8).way()[1])}" in said
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tp": 8}, "Limit: TP messages, 30% of the step; with TP 1: 19.6 s."),
-        ({"tp": 8, "etp": 8}, "2,048 = 16 × 16 × 8; expert ranks 16: only 16 ranks of a stage;"),
-        ({"tp": 8, "etp": 8}, "Limit: TP messages, 65% of the step; with whole experts: 34.1 s."),
-        ({"imbalance": 2}, "Limit: waiting for the fullest rank, 17% of the step; with a balanced load: 19.6 s."),
         ({"schedule": "1f1b"}, "Limit: tokens to experts, 18% of the step; with dualpipe: 19.6 s."),
         ({"ep": 1}, "sent inside a node 0 B; sent between nodes 0 B. Does not fit. Limit: memory; EP 32 fits."),
         ({"pp": 4}, "Does not fit. Limit: memory; PP 16 fits."),
-        ({"model": "mixtral-8x7b"}, "EP 8, dualpipe: GPUs = DP × PP × TP 256 = 16 × 16 × 1; expert ranks 8: only 8 experts;"),
-        ({"cluster": "gb200-nvl72"}, "on gb200-nvl72, nodes of 64, EP 64"),
+        ({"pp": 1}, "Not possible: PP 1 × TP 1 leaves 2,048 DP ranks, which don't evenly divide the batch of 15,360 sequences"),
+        ({"model": "deepseek-v2"}, "Not possible: e = 64 does not divide the 160 routed experts of deepseek-v2"),
+        ({"ep": 1, "imbalance": 2}, "Not possible: imbalance = 2: with e = 1 the fullest rank has the mean load: give 1"),
     ],
 )
-def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
+def test_the_sentence_names_the_limit_and_a_way_out_or_what_cannot_be(explorer, change, said):
     assert said in explorer.set(**DEFAULT_VALUES | change).status
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"pp": 1}, "PP 1 × TP 1 leaves 2,048 DP ranks, which don't evenly divide the batch of 15,360 sequences"),
-        ({"model": "deepseek-v2"}, "e = 64 does not divide the 160 routed experts of deepseek-v2"),
-        ({"ep": 1, "imbalance": 2}, "imbalance = 2: with e = 1 the fullest rank has the mean load: give 1"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_words(explorer, change, said):
-    assert explorer.set(**DEFAULT_VALUES | change).status.startswith(f"Not possible: {said}")
-
-
-@pytest.mark.parametrize(("name", "value"), [("model", "gpt5"), ("cluster", "abacus"), ("schedule", "later")])
-def test_unknown_names_are_refused_in_words(name, value):
-    with pytest.raises(ValueError, match=value):
-        Experts().update(**DEFAULT_VALUES | {name: value})
-
-
-def test_presets_are_possible_and_controls_without_effect_are_switched_off(explorer):
-    for name in PRESETS:
-        assert "Not possible" not in explorer.preset(name).status
-        assert explorer.controls["limit"].disabled == (name in ("8 expert ranks", "NVL72", "Mixtral 8x7B"))
+def test_controls_without_effect_are_switched_off(explorer):
+    disabled = [name for name in explorer.presets if explorer.preset(name).controls["limit"].disabled]
+    assert disabled == ["8 expert ranks", "NVL72", "Mixtral 8x7B"]
     assert explorer.set(**DEFAULT_VALUES | {"ep": 1}).controls["imbalance"].disabled
-
-
-@pytest.mark.parametrize(
-    "change", [{}, {"tp": 8}, {"tp": 8, "etp": 4}, {"cluster": "gb200-nvl72", "limit": 1, "imbalance": 1.5}], ids=str
-)
-def test_the_code_computes_the_same_step(explorer, change):
-    found: dict = {}
-    exec(explorer.set(**DEFAULT_VALUES | change).code(), found)
-    assert found["time"].seconds == now(**change).cost
-    assert found["shape"] == now(**change).scenario.shape
 
 
 def test_every_choice_gives_a_sentence_or_a_reason():

@@ -342,6 +342,14 @@ def test_it_does_exactly_the_flops_that_the_theory_counts(config):
         ({"latent": LATENT, "kv_heads": 2}, "kv_heads=2, .*: leave them out, latent decides them"),
         ({"latent": replace(LATENT, rope_size=3)}, "latent.rope_size=3: rotary positions turn pairs; give an even size"),
         ({"latent": 512}, "latent=512: must be a LatentAttention or None"),
+        ({"experts": 8, "style": "gpt2"}, "experts=8 with style='gpt2': experts are gated and have no biases"),
+        ({"experts": 8, "expert_ffn": 0}, "expert_ffn=0 with experts=8: give the feed-forward size"),
+        ({"experts": 8, "scores": "sigmoids"}, "scores='sigmoids': did you mean 'sigmoid'"),
+        ({"experts": 8, "capacity": 0}, "capacity=0: a factor above 0, or None"),
+        ({"experts": 8, "auxiliary": -0.1}, "auxiliary=-0.1: give 0 or more"),
+        ({"experts": 8, "bias_speed": float("inf")}, "bias_speed=inf: give 0 or more"),
+        ({"expert_ffn": 4}, "expert_ffn=4 without experts: give experts, or leave it out"),
+        ({"bias_speed": 0.1}, "bias_speed=0.1 without experts"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(wrong, said):

@@ -1,11 +1,10 @@
 """What a step sends: against the counts of the papers, sums over programs, and tokens drawn at random."""
 
-import random
 from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import ModelShape, Plan, clusters, collectives, data_parallel, expert, memory, network, sharding, states
+from manyranks.theory import ModelShape, Plan, clusters, collectives, data_parallel, memory, network, sharding, states
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.shapes import models
@@ -130,32 +129,6 @@ def test_ulysses_is_four_all_to_alls_that_send_to_the_node_and_to_others_at_the_
     slow = H100.with_link("node", bandwidth=45e9)
     assert exposed.context(DENSE, plan, slow, (1.0, 1.0)) == pytest.approx([starts + max(10 * inside, outside)] * 2)
     assert network.exchange(H100.route(1), size, DEFAULT) == 0.0
-
-
-def drawn_nodes(shape: ModelShape, nodes: int, tokens: int = 4000) -> float:
-    """Mean number of nodes other than a token's own that its experts lie on, experts drawn at random as the router may."""
-    rng, total = random.Random(nodes), 0
-    per_node, per_group = shape.experts / nodes, shape.experts // shape.expert_groups
-    for _ in range(tokens):
-        groups = rng.sample(range(shape.expert_groups), shape.groups_per_token if shape.expert_groups > 1 else 1)
-        each = shape.top_k // len(groups)
-        chosen = [group * per_group + expert for group in groups for expert in rng.sample(range(per_group), each)]
-        own = rng.randrange(nodes)
-        total += len({int(expert // per_node) for expert in chosen} - {own})
-    return total / tokens
-
-
-@pytest.mark.parametrize(
-    ("shape", "nodes"),
-    [(DEEPSEEK, 2), (DEEPSEEK, 4), (DEEPSEEK, 8), (DEEPSEEK, 16), (DEEPSEEK, 32), (MIXTRAL, 2), (MIXTRAL, 4), (MIXTRAL, 8)]
-    + [(models["qwen3-235b-a22b"], nodes) for nodes in (2, 8, 16)],
-)
-def test_a_token_is_sent_to_as_many_nodes_as_its_experts_lie_on(shape, nodes):
-    assert expert.other_nodes(shape, nodes) == pytest.approx(drawn_nodes(shape, nodes), rel=0.05)
-
-
-def test_deepseeks_tokens_go_to_at_most_four_nodes():
-    assert expert.other_nodes(DEEPSEEK, 8) == pytest.approx(4 * 7 / 8)
 
 
 def test_an_all_to_all_waits_for_the_slower_of_network_and_node():

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter
 
@@ -26,7 +25,7 @@ from manyranks.theory import ModelShape, Plan, clusters, flops, models
 from manyranks.theory import expert as theory
 from manyranks.theory.names import Named
 
-__all__ = ["balancing", "copies", "dispatch", "explorer", "hops", "parameters", "routing", "travels", "waiting"]
+__all__ = ["balancing", "copies", "explorer", "hops", "parameters", "routing", "travels", "waiting"]
 
 Rows = Sequence[Sequence[int]]
 _CROSSES, _INSIDE = (style.ORANGE, 2.5, "crosses"), (style.INK, 1.0, "inside")  # looks of arrows, and their names
@@ -94,24 +93,6 @@ def _rule(axes: Axes, columns: int, rows: int, own: int) -> None:
     axes.hlines(np.arange(rows + 1) - 0.5, -0.5, columns - 0.5, colors=style.INK, linestyles="-", linewidths=wide)
     axes.tick_params(length=0, labelsize=8, grid_linewidth=0)
     axes.spines[:].set_visible(False)
-
-
-@style.styled
-def dispatch(named: Mapping[str, Rows]) -> style.Figure:
-    """Draws how many rows each rank (a row of the matrix) sends to each (a column). The diagonal stays, and is gray.
-
-    named: title -> n × n numbers; a panel for each
-    """
-    fig, panels = style.figure(columns=len(named), width=3.3 * len(named), height=3.2)
-    for axes, (name, sent) in zip(panels, named.items(), strict=True):
-        sent, n, stays = np.asarray(sent), len(sent), int(np.trace(sent))
-        axes.imshow(np.eye(n), cmap=ListedColormap(["#cfe3f1", "#e0e0e0"]))
-        for (rank, other), rows in np.ndenumerate(sent):
-            axes.text(other, rank, f"{rows:,}", fontsize=min(9, 40 / n), color=style.BLACK, ha="center", va="center")
-        said = f"to rank\nsent: {sent.sum() - stays:,} rows; stay (gray): {stays:,}"
-        axes.set(title=name, xlabel=said, ylabel="from rank", xticks=range(n), yticks=range(n))
-        _rule(axes, n, n, n)
-    return fig
 
 
 @style.styled

@@ -4,7 +4,7 @@ sends: every all-to-all from the routing itself; chances: copies on average, whe
 imbalance, capacity, and the states of a rank.
 """
 
-from manyranks.theory.expert.chances import Copies, Way, calls, one_hop_copies, other_nodes, travel, two_hops_copies, way
+from manyranks.theory.expert.chances import Copies, Way, calls, one_hop_copies, travel, two_hops_copies, way
 from manyranks.theory.expert.load import (
     Share,
     capacity,
@@ -15,7 +15,7 @@ from manyranks.theory.expert.load import (
     rank_states,
     shared_bytes,
 )
-from manyranks.theory.expert.sends import Exchange, Sends, Split, inside_rows, node_rows, one_hop, rows, two_hops
+from manyranks.theory.expert.sends import Exchange, Sends, Split, one_hop, rows, two_hops
 
 __all__ = [
     "Copies",
@@ -29,12 +29,9 @@ __all__ = [
     "counts",
     "dropped",
     "imbalance",
-    "inside_rows",
-    "node_rows",
     "of_ranks",
     "one_hop",
     "one_hop_copies",
-    "other_nodes",
     "rank_states",
     "rows",
     "shared_bytes",
