@@ -255,6 +255,13 @@ def test_offloaded_activations_show_what_a_pass_is_too_short_to_hide(layers, ban
     assert (waits > 0) == (bandwidth == 1e9 or (layers, bandwidth) == (8, 25e9))
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v"])
+def test_activations_that_come_back_in_time_change_no_step(schedule):
+    plan, cluster = Plan(pp=2, seq=256, batch=8, recompute="none", schedule=schedule), replace(H100, host=1e15)
+    kept, away = (step.estimate(DENSE, replace(plan, offload_layers=n), cluster).seconds for n in (0, 2))
+    assert away == pytest.approx(kept, rel=1e-9)
+
+
 def test_utilisation_is_that_of_flops():
     plan = Plan(dp=4, tp=8, seq=2048, batch=64, recompute="full")
     time = step.estimate(BIG, plan, H100)

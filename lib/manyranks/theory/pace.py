@@ -153,7 +153,7 @@ def fetching(at: Site, stage: Stage, own: Both) -> Both:
     bandwidth = at.place.cluster.host * at.place.constants.bandwidth
     takes = activations.offloaded(at.shape, at.local, stage) / bandwidth
     longer = (each._replace(compute=each.compute + max(0.0, takes - each.chip)) for each in own[:2])
-    return Both(*longer, own.weight)
+    return Both(*longer, *own[2:])
 
 
 @functools.lru_cache(maxsize=16384)
