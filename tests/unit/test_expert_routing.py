@@ -125,6 +125,14 @@ def test_scores_and_gates_of_bfloat16_are_made_in_float32(autocast):
 # Balance
 
 
+def test_devices_that_do_not_divide_the_experts_are_refused():
+    even = torch.full((3, 6), 1 / 6)
+    with pytest.raises(ValueError, match=r"devices=4 don't divide 6 experts: choose a divisor of 6"):
+        device_loss(even, torch.ones(6), 1, devices=4)
+    with pytest.raises(ValueError, match=r"devices=4 don't divide 6 experts: choose a divisor of 6"):
+        communication_loss(even, torch.ones(4), 1)
+
+
 def test_without_tokens_there_is_no_auxiliary_loss():
     assert auxiliary_loss(torch.zeros(0, E), torch.zeros(E, dtype=torch.int64), top_k=2).item() == 0
 

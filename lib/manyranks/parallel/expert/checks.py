@@ -14,6 +14,15 @@ HOPS = (("experts",), ("nodes", "inside"))
 AXES = tuple((*first, *hops) for hops in HOPS for first in (("replicas",), ()))
 
 
+def check_devices(experts: int, devices: int) -> None:
+    """Raises ValueError where devices can't have as many experts each."""
+    if devices < 1 or experts % devices:
+        raise ValueError(
+            f"devices={devices} don't divide {experts} experts: choose a divisor of "
+            f"{experts}"
+        )
+
+
 def check_choices(experts: int, top_k: int, groups: int, groups_per_token: int) -> None:
     """Raises ValueError where a token can't make so many choices."""
     if not 1 <= top_k <= experts:

@@ -13,7 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel.expert.checks import check_choices, check_factor, check_router
+from manyranks.parallel.expert.checks import (
+    check_choices,
+    check_devices,
+    check_factor,
+    check_router,
+)
 from manyranks.parallel.expert.dispatch import Group, Routing, choose
 
 _TINY = 1e-20
@@ -169,9 +174,11 @@ def device_loss(
     """Returns auxiliary_loss() of devices, which have E/devices neighboring experts each.
 
     Experts of one device may differ: only what each device computes has to be equal.
+    Raises ValueError where the devices don't divide the experts.
 
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.2.3, L_DevBal.
     """
+    check_devices(probabilities_TE.shape[1], devices)
     probabilities_TD = probabilities_TE.unflatten(1, (devices, -1)).sum(-1)
     counts_D = counts_E.unflatten(0, (devices, -1)).sum(-1)
     return auxiliary_loss(probabilities_TD, counts_D, top_k, ranks)
@@ -189,9 +196,12 @@ def communication_loss(
     visits_D: of ALL ranks' tokens, each device's; two_hops.visits() lists them
     most: devices that a token may reach
 
+    Raises ValueError where the devices don't divide the experts.
+
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.2.3, L_CommBal.
     """
     devices, tokens = len(visits_D), ranks * len(probabilities_TE)
+    check_devices(probabilities_TE.shape[1], devices)
     P_D = probabilities_TE.unflatten(1, (devices, -1)).sum(-1).mean(0)
     f_D = visits_D.to(P_D.dtype) / (most * tokens)
     return devices * (f_D * P_D).sum()
