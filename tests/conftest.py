@@ -176,8 +176,10 @@ def sizes():
 
 
 def gone(pid: int) -> bool:
+    """Says if nothing of the process is left but its entry: its threads hold its files to their own ends."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() == 1
     except psutil.NoSuchProcess:
         return True
 
