@@ -79,7 +79,8 @@ class Bars:
         limit: tuple[float, str] | None = None,
         missing: str = "",
     ) -> None:
-        """Shows bars, cut off at `longest` or at the end of the band's bar, and a text for each row, in columns between "|".
+        """Shows bars, cut off at `longest` or at the end of the band's bar, and a text for each row, in columns between "|"; it
+        may have two lines.
 
         bars: name of a part -> number; the room of another name stays empty, as where a waterfall's bar has not begun yet
         row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`; missing: what the
@@ -95,8 +96,9 @@ class Bars:
             boxes.set_visible(len(path.vertices) > 0)  # a hatch is drawn for nothing, too
         end = longest * (1 + 1e-9)  # the same parts, added in another order, may sum to a little more
         texts = [f"» {text}" if bar and sum(bar.values()) > end else text for bar, text in zip_longest(bars, texts)]
-        places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]
-        words = [word for text in texts for word in text.split("|")]
+        lines = [(y, line) for row, text in enumerate(texts) for y, line in apart(row, text)]
+        places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, line in lines for k in range(line.count("|") + 1)]
+        words = [word for _, line in lines for word in line.split("|")]
         if limit:
             if self._axes.get_ylim()[0] < len(self._rows):
                 self._axes.set_ylim(bottom=len(self._rows) + 0.2)  # room for its name
@@ -120,6 +122,12 @@ class Bars:
             return ((part, 0, self.place(x), top, top + 0.16) for (part, x), top in zip(bar.items(), lanes, strict=True))
         ends = map(self.place, accumulate(bar.values(), initial=0.0))
         return ((part, *each, y - 0.3, y + 0.3) for part, each in zip(bar, pairwise(ends), strict=True))
+
+
+def apart(row: int, text: str) -> list[tuple[float, str]]:
+    """Returns the lines of a row's text, each with where it stands."""
+    lines = text.split("\n")
+    return [(row + 0.42 * (k - (len(lines) - 1) / 2), line) for k, line in enumerate(lines)]
 
 
 def corners(boxes: Sequence[tuple[float, float, float, float]]) -> np.ndarray:

@@ -12,7 +12,7 @@ import ipywidgets as widgets
 import numpy as np
 
 from manyranks.show import page, style, units
-from manyranks.show.bars import Bars
+from manyranks.show.bars import Bars, apart
 from manyranks.show.explorer import Board, Explorer, Measure, Said, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
 from manyranks.show.looks import STEP
@@ -248,9 +248,8 @@ class Plans(Board):
         times, sizes = zip(*((each.scenario.time, each.scenario.peak.total) for _, each in rows), strict=True)
         texts = [written(*each).replace("MFU ", "") for each in zip(times, sizes, strict=True)]
         self._steps.show(times, texts, 0, 3 * min(time.seconds for time in times))
-        lines = [text.split("\n") for text, _ in rows]  # a name has one or two
-        places = [(-0.008, row + 0.5 * k - 0.25 * (len(each) - 1)) for row, each in enumerate(lines) for k in range(len(each))]
-        self._names.update(places, [line for each in lines for line in each])
+        lines = [line for row, (text, _) in enumerate(rows) for line in apart(row, text)]  # a name has one or two
+        self._names.update([(-0.008, y) for y, _ in lines], [line for _, line in lines])
 
     def along(self, control: str, degrees: Sequence, best: str, **values) -> tuple:
         """Returns the same, whatever the planner finds."""
