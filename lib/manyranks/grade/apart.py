@@ -471,7 +471,7 @@ def _asked(check: Check) -> tuple[Known, bool]:
             try:
                 told = msgspec.convert(world.run(known, check.source, check.name)[0], Known)
             finally:
-                trial.spent(world)
+                trial.spent(world, trial.FREE)
         return told._replace(kind=told.kind[:_WORDS], error=told.error[:_WORDS]), False
     except NotStarted:
         raise
