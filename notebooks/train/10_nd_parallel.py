@@ -326,10 +326,9 @@ class Sharded:
     """Runs the parts of a model, and gathers the next one while this one computes."""
 
     def __init__(self, model: nn.Sequential, groups: dict, keep: bool):
-        self.model, self.groups = model, groups
-        self.units = [Unit(part, groups["data"]) for part in model]
+        self.model, self.units = model, [Unit(part, groups["data"]) for part in model]
         self.own = [p for p in model.parameters() if hasattr(p, "own")]  # experts, whole
-        self.keep = keep  # all units from the first forward to the last backward
+        self.groups, self.keep = groups, keep  # all units, first forward to last backward
 
     def __call__(self, x: Tensor) -> Tensor:
         for k, part in enumerate(self.model):
@@ -434,7 +433,7 @@ def mesh(config: Config):
         rank, at[axis] = divmod(rank, size)
     ranks = torch.arange(n).view(p, d, c, t)
     folded = ranks.view(p, -1, config.ep)  # the same ranks, for the experts
-    rows = {  # each row is a group
+    for axis, rows in {  # each row is a group
         "pp": ranks.transpose(0, 3),
         "dp": ranks.transpose(1, 3),
         "cp": ranks.mT,
@@ -442,18 +441,14 @@ def mesh(config: Config):
         "data": ranks.flatten(1, 2).mT,  # dp and cp: FSDP's
         "ep": folded,
         "replicas": folded.mT,
-    }
-    for axis, of in rows.items():
-        groups[axis], _ = dist.new_subgroups_by_enumeration(of.flatten(0, -2).tolist())
+    }.items():
+        groups[axis], _ = dist.new_subgroups_by_enumeration(rows.flatten(0, -2).tolist())
     dist.all_reduce(torch.zeros(1, device=device()))  # NCCL: all ranks join the first call
     return at, groups
 
 
 def sums_over(p: Tensor) -> tuple[str, ...]:
-    """On which axes do ranks have the same elements? Each saw other tokens: they sum.
-
-    Nobody divides: a rank's loss is already its part of the batch's mean.
-    """
+    """On which axes do ranks have the same elements? They saw other tokens, so they sum."""
     if hasattr(p, "own"):  # whole experts; their tokens come from all ranks of ep
         return ("replicas",)
     return ("dp", "cp") if hasattr(p, "cut") else ("dp", "cp", "tp")
@@ -490,8 +485,9 @@ def run(model: Sharded, batches: list[Tensor], stage: int, config: Config):
             x = batches[k][:, 0] if found is None else found.requires_grad_()
             y = model(x)
             if after is None:
-                y = loss_of(y, batches[k]) * y[..., 0].numel() / config.batch / config.seq
-                total += y.detach()  # the ranks' sum is the batch's mean
+                y = F.cross_entropy(y.mT, batches[k][:, 1], reduction="sum")
+                y = y / config.batch / config.seq  # all ranks' sum is the mean of the batch
+                total += y.detach()
             flying[k], sent, to = (x, y), y.detach(), after
         else:
             x, y = flying.pop(k)
@@ -500,10 +496,6 @@ def run(model: Sharded, batches: list[Tensor], stage: int, config: Config):
             sent, to = x.grad, before
     exchange(sent, to, None, 0, config)
     return total
-
-
-def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def needed(model: nn.Module, config: Config) -> int:

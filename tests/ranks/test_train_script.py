@@ -3,6 +3,8 @@
 import ast
 import difflib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -21,7 +23,7 @@ from tests.conftest import ROOT, matrix
 
 FOLDER = ROOT / "notebooks" / "train"
 FIRST, *STEPS = sorted(FOLDER.glob("*.py"))
-ND = FOLDER / "10_nd_parallel.py"
+ND, FAILURES = FOLDER / "10_nd_parallel.py", FOLDER / "12_failures.py"
 SIZES = {"layers": 4, "hidden": 40, "heads": 4, "kv_heads": 2, "ffn": 50, "seq": 24, "batch": 10, "dtype": "float64"}
 BUILT_IN = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.pipelining", "torch.nn.parallel")
 
@@ -333,16 +335,82 @@ def test_a_step_has_at_most_80_new_lines_and_the_script_620():
     assert len(texts[-1]) <= 620
 
 
-def test_the_script_runs_under_torchrun():
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        STEPS[-1],
-        *["--steps", "1", "--cp", "2", "--micro", "3"],
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "step 0: loss 5.5" in done.stdout, done.stderr
+def saving(folder: Path, dies: int | None = None, steps: int = 5, **sizes) -> tuple[list[torch.Tensor], dict]:
+    """This rank's losses and weights of a run that saves every two steps; rank 1 may die in a step."""
+    losses: list[torch.Tensor] = []
+
+    def change(module):
+        run = module.run
+
+        def recorded(*args):
+            if len(losses) + 1 == dies and torch.distributed.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            losses.append(run(*args))
+            return losses[-1]
+
+        module.run = recorded
+
+    plan = {"pp": 2, "cp": 2, "micro": 2, "experts": 4, "ep": 2, "clip": 0.3} | sizes
+    found = weights(FAILURES, steps, change, folder=str(folder), every=2, **plan)
+    return losses, found
+
+
+def truncate(folder: Path) -> None:
+    os.truncate(folder / "1.pt", (folder / "1.pt").stat().st_size // 2)
+
+
+def flip_a_bit(folder: Path) -> None:
+    data = bytearray((folder / "3.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "3.pt").write_bytes(data)
+
+
+def damage_the_index(folder: Path) -> None:
+    data = (folder / "0.pt").read_bytes()
+    (folder / "0.pt").write_bytes(data.replace(b"PK\1\2", b"PK\1\3"))
+
+
+def lose_a_part(folder: Path) -> None:
+    (folder / "2.pt").unlink()
+
+
+def lose_the_mark(folder: Path) -> None:
+    (folder / "complete").unlink()
+
+
+def test_a_run_resumes_from_its_last_whole_checkpoint_to_the_bit(tmp_path):
+    with mr.World(4) as world:
+        whole = world.run(saving, tmp_path / "whole")
+
+        def resumes_after(step: int) -> None:
+            for (losses, found), (all_losses, wanted) in zip(world.run(saving, tmp_path / "killed"), whole, strict=True):
+                assert [*map(float, losses)] == [*map(float, all_losses[step:])]
+                assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+        with pytest.raises(mr.RankDied):
+            world.run(saving, tmp_path / "killed", dies=4)
+        resumes_after(2)
+        for damage in (truncate, flip_a_bit, damage_the_index, lose_a_part, lose_the_mark):
+            resumes_after(4)
+            damage(tmp_path / "killed" / "000004")
+            resumes_after(2)
+        with pytest.raises(mr.RankFailed, match=r"000004 has \{'micro': 2\}: use the same, or another"):
+            world.run(saving, tmp_path / "killed", micro=1)
+    with mr.World(2) as world, pytest.raises(mr.RankFailed, match=r"000004 has \{.*'ranks': 4"):
+        world.run(saving, tmp_path / "killed", pp=1)
+
+
+def test_the_script_runs_under_torchrun_and_goes_on_when_started_again(tmp_path):
+    line = "        model.finish(config.clip)\n"
+    dies = line + "        if step == 3 and dist.get_rank() == 1:\n            os.kill(os.getpid(), 9)\n"
+    text = FAILURES.read_text(encoding="utf-8")
+    assert text.count(line) == 1
+    (tmp_path / "dies.py").write_text(text.replace(line, dies), encoding="utf-8")
+    said = []
+    for script in (tmp_path / "dies.py", FAILURES):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+        command += ["--steps", "5", "--cp", "2", "--micro", "3", "--folder", tmp_path / "saved", "--every", "2"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        said += [line.partition(": ")[0] for line in done.stdout.splitlines() if "loss 5.5" in line or script == FAILURES]
+    assert done.returncode == 0, done.stderr
+    assert said == ["step 0", "step 2"]
