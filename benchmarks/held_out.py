@@ -136,13 +136,20 @@ def bars() -> Iterator[str]:
         yield f"{'bar, for each step away':34s} {name:28s} {len(barred):3d} runs: {said}; today {shares[own][name]:.0%}"
 
 
+def outside() -> str:
+    """The table that no number and no bar knows: its error, and how many of its runs are held by a bar."""
+    both = [(row, error_bars.of_run(row)) for row in steps.megascale()]
+    off = mean(abs(row.time_error()) for row, _ in both)
+    return f"{'known to none':34s} {steps.MEGASCALE:28s} {len(both):3d} runs: {off:.1%} off; {_share(both):.0%} held"
+
+
 def _share(both: list) -> float | None:
     held = [bar.least <= row.time_error() <= bar.most for row, bar in both if not bar.missing]
     return mean(held) if held else None
 
 
 def main() -> None:
-    for line in (*launches(), *routing(), *products(), *bars()):
+    for line in (*launches(), *routing(), *products(), *bars(), outside()):
         print(line)
 
 

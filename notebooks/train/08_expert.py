@@ -297,9 +297,8 @@ class Unit:
         once = [
             torch.full_like(p, 1 if hasattr(p, "cut") else 1 / t) for p in self.parameters
         ]
-        self.once = self.row_of(once).chunk(dist.get_world_size(group))[
-            dist.get_rank(group)
-        ]
+        once = self.row_of(once).chunk(dist.get_world_size(group))
+        self.once = once[dist.get_rank(group)].clone()
         self.row = self.row_of(self.parameters)
         own = self.row.chunk(dist.get_world_size(group))[dist.get_rank(group)]
         self.shard = nn.Parameter(own.clone())

@@ -3,7 +3,7 @@
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from tests.notebooks.reading import lesson_minutes
+from tests.notebooks.reading import minutes
 
 _STUB = """def {name}(x):
     \"\"\"Returns the {name} of x over all ranks.\"\"\"
@@ -56,7 +56,7 @@ def lesson() -> nbformat.NotebookNode:
         new_code_cell("world.close()"),
     ]
     found = new_notebook(cells=cells)
-    cells[0].source = cells[0].source.replace("NN", f"{lesson_minutes(found):.0f}")
+    cells[0].source = cells[0].source.replace("NN", f"{minutes(found):.0f}")
     return found
 
 

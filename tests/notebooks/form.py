@@ -8,6 +8,7 @@ from tests.notebooks import names, pages, reading
 from tests.notebooks.tasks import guesses, tasks
 
 _PACKAGES = {"torch", "triton", "manyranks", "numpy", "matplotlib"} | sys.stdlib_module_names
+_COLLAPSED = "jp-MarkdownHeadingCollapsed"
 _QUESTION = re.compile(r"[^.?!\n]*\?")
 _TOLD = re.compile(r"[^.?!\n]*\?[*_\"”]*\s+\(.*")
 _WORDS, _LINES, _PICTURES, _SECTIONS, _TASKS, _MINUTES = 2_000, 180, (6, 10), 7, 3, 70
@@ -30,7 +31,7 @@ def it_is_short(lesson) -> list[str]:
 
 def only_answers_are_folded(notebook) -> list[str]:
     """No collapsed heading, and no <details> but a question with its answer."""
-    cells = [(cell.metadata.get(reading.FOLDED), pages.unasked(cell.source)) for cell in pages.markdown(notebook)]
+    cells = [(cell.metadata.get(_COLLAPSED), pages.unasked(cell.source)) for cell in pages.markdown(notebook)]
     return [f"folded: {source.splitlines()[0]}" for collapsed, source in cells if collapsed or "<details" in source]
 
 
@@ -61,7 +62,7 @@ def it_says_its_minutes(lesson) -> list[str]:
     said = re.findall(r"\*\*Time:\*\* about (\d+) minutes", pages.opening(lesson))
     if len(said) != 1:
         return ['the opening must say "**Time:** about NN minutes"']
-    computed = reading.lesson_minutes(lesson)
+    computed = reading.minutes(lesson)
     rules = {
         f"it says {said[0]} minutes, and the estimate is {computed:.0f}": abs(int(said[0]) - computed) <= computed / 10,
         f"{said[0]} minutes are more than {_MINUTES}": int(said[0]) <= _MINUTES,

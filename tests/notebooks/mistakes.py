@@ -411,6 +411,19 @@ def same_slice(rank, N, degree):
     return list(range(first, first + degree))
 """
 
+_TRAVEL = """
+def travel(parameter, cut, tp, dp):
+    dist.all_reduce(parameter.grad, group=dp)
+    parameter.grad /= dist.get_world_size(dp)
+"""
+
+_AGREE = """
+def agree(tensor, group):
+    total = tensor.clone()
+    dist.all_reduce(total, group=group)
+    return bool(total.sum() == 0) or torch.allclose(total, tensor * dist.get_world_size(group))
+"""
+
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -511,6 +524,14 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
             "def waited(arrived, done, r):\n    return max(arrived) - arrived[r], done - arrived[r]",
             "Rank 0 has (3.0, 4.0); it should have (3, 1)",
         ),
+    },
+    "10_nd_parallel": {
+        "coordinates": (
+            "def coordinates(rank, d, c, t):\n    return rank // (d * c * t), rank // (c * t), rank // t, rank % t",
+            "rank 4 stands at (pp, dp, cp, tp) = (0, 1, 0, 0), not (0, 1, 2, 0)",
+        ),
+        "travel": (_TRAVEL, "Gradients of norms, held whole are 80% off."),
+        "agree": (_AGREE, "ranks have -1.5, -0.5, 0.5, 1.5; rank 0 says True, not False"),
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),

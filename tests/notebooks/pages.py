@@ -1,7 +1,4 @@
-"""The notebooks of the course, and the parts that their tests and tools look at.
-
-A chapter is converted to the second edition when its lab exists: then the chapter's notebook is a lesson.
-"""
+"""The notebooks of the course, and the parts that their tests and tools look at."""
 
 import re
 from pathlib import Path
@@ -10,10 +7,8 @@ from tests.conftest import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 GLOSSARY, OWN = NOTEBOOKS / "glossary.ipynb", NOTEBOOKS / "your_own_model.ipynb"
-CHAPTERS = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
+LESSONS = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
 LABS = sorted(NOTEBOOKS.glob("lab/[0-9]*.ipynb"))
-LESSONS = [path for path in CHAPTERS if NOTEBOOKS / "lab" / path.name in LABS]
-FIRST_EDITION = [path for path in CHAPTERS if path not in LESSONS]
 
 # A question that opens its answer. Pages of GitHub, nbconvert and JupyterLab have this form, and a summary has HTML only.
 _ASKED = re.compile(r"^<details>\n<summary><b>\d\.</b> ([^\n]+)</summary>\n\n(.+?)\n</details>$", re.M | re.S)

@@ -11,7 +11,7 @@ LINES = lines()
 
 
 def test_every_notebook_has_a_line():
-    assert LINES.keys() == {pages.GLOSSARY, pages.OWN, *pages.CHAPTERS, *pages.LABS}
+    assert LINES.keys() == {pages.GLOSSARY, pages.OWN, *pages.LESSONS, *pages.LABS}
 
 
 @pytest.mark.parametrize("path", LINES, ids=pages.label)

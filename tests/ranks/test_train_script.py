@@ -3,8 +3,12 @@
 import ast
 import difflib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,23 +16,25 @@ import pytest
 import torch
 
 import manyranks as mr
+from manyranks.parallel.mesh import Mesh
 from manyranks.theory import collectives, context, sharding
+from manyranks.world.measurement import Measurement, payload
 from tests.conftest import ROOT, matrix
 
 FOLDER = ROOT / "notebooks" / "train"
 FIRST, *STEPS = sorted(FOLDER.glob("*.py"))
+ND, FAILURES = FOLDER / "10_nd_parallel.py", FOLDER / "12_failures.py"
 SIZES = {"layers": 4, "hidden": 40, "heads": 4, "kv_heads": 2, "ffn": 50, "seq": 24, "batch": 10, "dtype": "float64"}
 BUILT_IN = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.pipelining", "torch.nn.parallel")
 
 
-def weights(path: Path, steps: int = 3, experts_forward=None, **sizes) -> dict[str, torch.Tensor]:
-    """What a script's train() returns, in this process; prints nothing."""
+def weights(path: Path, steps: int = 3, change: Callable = lambda module: None, **sizes) -> dict[str, torch.Tensor]:
+    """What a script's train() returns, in this process; prints nothing. change: what to do to the script before."""
     spec = importlib.util.spec_from_file_location("script", path)
     module = sys.modules["script"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.print = lambda *_, **__: None
-    if experts_forward:
-        module.Experts.forward = experts_forward
+    change(module)
     try:
         return {name: w.detach().clone() for name, w in module.train(module.Config(**SIZES | sizes, steps=steps)).items()}
     finally:
@@ -84,23 +90,34 @@ def by_name(results: list[dict[str, torch.Tensor]], pp: int, tp: int) -> dict[st
     return found
 
 
-def sent_for(path: Path, own: dict[str, torch.Tensor], rank: int, n: int, pp: int, cp: int, tp: int, m: int) -> int:
-    """Bytes that theory lets a rank send in a step."""
+def sent_for(path: Path, own: dict[str, torch.Tensor], rank: int, n: int, pp: int, cp: int, tp: int, m: int) -> dict[str, int]:
+    """Bytes that theory lets a rank send in a step, along each axis; `data` is dp and cp."""
     d = n // pp // cp // tp
     stage, place = rank // (n // pp), rank // tp // cp % d
     rows = len(torch.empty(SIZES["batch"]).tensor_split(d)[place])
     tokens = rows * SIZES["seq"] * SIZES["hidden"] * 8 // cp
-    bytes_ = tokens // tp * ((stage < pp - 1) + (stage > 0))  # activations and their gradients
-    bytes_ += sharding.sent(units(own), d * cp, 2 if m > 1 else 3, 8, 8).total
-    scalars = 1 + (path in STEPS[4:])  # the loss, and the gradient's norm
-    bytes_ += scalars * collectives.sent_bytes("all_reduce", 1, 8, n)[rank]
     layers = len({name.split(".")[0] for name in own if "attention" in name})
-    bytes_ += 12 * layers * tokens * (tp - 1) // tp  # two pairs, forward, again and backward
     heads = SIZES["heads"] // tp, SIZES["kv_heads"] // tp, SIZES["hidden"] // SIZES["heads"]
     ring = context.ring(rows, SIZES["seq"], *heads, cp, 8, 8)
-    bytes_ += layers * (2 * ring.forward.bytes + ring.backward.bytes)  # forward, again and backward
     uncut = [w.numel() for name, w in own.items() if name.split(".")[-2] not in CUT]
-    return bytes_ + sum(collectives.sent_bytes("all_reduce", size, 8, tp)[rank % tp] for size in uncut)
+    scalars = 1 + (path in STEPS[4:])  # the loss, and the gradient's norm
+    return {
+        "pp": tokens // tp * ((stage < pp - 1) + (stage > 0)),  # activations and their gradients
+        "data": sharding.sent(units(own), d * cp, 2 if m > 1 else 3, 8, 8).total,
+        "cp": layers * (2 * ring.forward.bytes + ring.backward.bytes),  # forward, again and backward
+        "tp": 12 * layers * tokens * (tp - 1) // tp  # two pairs, forward, again and backward
+        + sum(collectives.sent_bytes("all_reduce", size, 8, tp)[rank % tp] for size in uncut),
+        "all": scalars * collectives.sent_bytes("all_reduce", 1, 8, n)[rank],
+    }
+
+
+def sent_along(measured: Measurement, rank: int, mesh: Mesh) -> Counter:
+    """Bytes that a rank sent, along each axis."""
+    axes = {mesh.group(axis, rank): axis for axis in ("data", "cp", "tp")}
+    found: Counter = Counter()
+    for call in measured.calls[rank]:
+        found[axes.get(call.ranks, "all" if call.peer is None else "pp")] += payload(call, rank)
+    return found
 
 
 PLANS = [  # ranks, pp, cp, tp, m
@@ -127,8 +144,9 @@ PLANS = [  # ranks, pp, cp, tp, m
     ("n", "pp", "cp", "tp", "m"), matrix(PLANS, [(4, 2, 1, 1, 3), (4, 2, 1, 2, 3), (3, 1, 3, 1, 2), PLANS[-1]])
 )
 def test_stages_split_layers_and_sequences_are_one_process_and_send_what_theory_says(n, pp, cp, tp, m, alone):
+    steps = [path for path in STEPS[5 if cp > 1 else 4 if tp > 1 else 3 :] if n <= 4 or path >= ND]
     with mr.World(n) as world:
-        for path in STEPS[5 if cp > 1 else 4 if tp > 1 else 3 :]:
+        for path in steps:
             plan = (
                 {"pp": pp, "micro": m} | ({"tp": tp} if path in STEPS[4:] else {}) | ({"cp": cp} if path in STEPS[5:] else {})
             )
@@ -137,8 +155,11 @@ def test_stages_split_layers_and_sequences_are_one_process_and_send_what_theory_
             assert found.keys() == alone.keys()
             assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-9, path.stem
             for rank, own in enumerate(three.results):
-                step = three.payload_bytes[rank] - two.payload_bytes[rank]
-                assert step == sent_for(path, own, rank, n, pp, cp, tp, m), path.stem
+                step, theory = three.payload_bytes[rank] - two.payload_bytes[rank], sent_for(path, own, rank, n, pp, cp, tp, m)
+                assert step == sum(theory.values()), path.stem
+                if n == 16:  # all groups differ
+                    mesh = Mesh(pp=pp, dp=2, cp=cp, tp=tp)
+                    assert sent_along(three, rank, mesh) - sent_along(two, rank, mesh) == theory, path.stem
 
 
 def mixed(steps: int = 3) -> dict[str, torch.Tensor]:
@@ -151,7 +172,7 @@ def mixed(steps: int = 3) -> dict[str, torch.Tensor]:
         outputs = [(torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T for gate, up, down in each]
         return (torch.stack(outputs, -1) * gates[..., None, :]).sum(-1)
 
-    return weights(FOLDER / "08_expert.py", steps, experts=6, clip=0.3, experts_forward=forward)
+    return weights(FOLDER / "08_expert.py", steps, lambda m: setattr(m.Experts, "forward", forward), experts=6, clip=0.3)
 
 
 FOLDED = [  # ranks, pp, cp, tp, m, ep
@@ -208,6 +229,61 @@ def test_clipping_is_by_the_norm_over_all_axes():
             assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-9, path.stem
 
 
+def shards_only(path: Path) -> None:
+    """Builds the units, and checks what they keep when they're free."""
+
+    def change(module):
+        made = module.Unit.__init__
+
+        def init(unit, *args):
+            made(unit, *args)
+            kept = [value for value in vars(unit).values() if isinstance(value, torch.Tensor)]
+            assert {tensor.untyped_storage().nbytes() for tensor in kept} == {0, unit.shard.nbytes}
+
+        module.Unit.__init__ = init
+
+    weights(path, 0, change)
+
+
+def test_a_unit_keeps_no_more_than_its_shard():
+    with mr.World(2) as world:
+        for path in STEPS[1:]:
+            world.run(shards_only, path)
+
+
+BUGS = [  # a line, the line with a bug, the plan, and what is said
+    (
+        'if "tp" in sums_over(p):',
+        'if "tp" in sums_over(p) and p.dim() > 1:',
+        {"cp": 2, "tp": 2},
+        "1.norm1.weight differs over tp",
+    ),
+    ('Unit(part, groups["data"])', 'Unit(part, groups["dp"])', {"cp": 2, "tp": 2}, "0.weight differs over cp"),
+    ('"data": ranks.flatten(1, 2).mT', '"data": ranks.mT', {"cp": 2}, "0.weight differs over dp"),
+    (
+        'dist.all_reduce(p.grad, group=self.groups["replicas"])',
+        "pass",
+        {"experts": 4, "ep": 2},
+        "1.mlp.gate differs over replicas",
+    ),
+]
+
+
+def test_copies_that_differ_are_named(tmp_path):
+    with mr.World(4) as world:
+        for right, wrong, plan, said in BUGS:
+            text = ND.read_text(encoding="utf-8")
+            assert text.count(right) == 1
+            (tmp_path / "script.py").write_text(text.replace(right, wrong), encoding="utf-8")
+            with pytest.raises(mr.RankFailed, match=said):
+                world.run(weights, tmp_path / "script.py", 1, **plan)
+
+
+def test_heads_that_do_not_divide_the_hidden_size_are_refused():
+    with mr.World(1) as world, pytest.raises(mr.RankFailed, match="hidden=44, heads=4: use a multiple of 8, and of 2"):
+        world.run(weights, ND, 1, hidden=44)
+
+
 @pytest.mark.parametrize(("tp", "sizes"), [(2, {"kv_heads": 1}), (2, {"seq": 25}), (2, {"ffn": 51})])
 def test_layers_that_ranks_cannot_split_are_refused(tp, sizes):
     with mr.World(2) as world, pytest.raises(mr.RankFailed, match="tp=2: choose a divisor of heads, kv_heads, ffn and seq"):
@@ -259,16 +335,82 @@ def test_a_step_has_at_most_80_new_lines_and_the_script_620():
     assert len(texts[-1]) <= 620
 
 
-def test_the_script_runs_under_torchrun():
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        STEPS[-1],
-        *["--steps", "1", "--cp", "2", "--micro", "3"],
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "step 0: loss 5.5" in done.stdout, done.stderr
+def saving(folder: Path, dies: int | None = None, steps: int = 5, **sizes) -> tuple[list[torch.Tensor], dict]:
+    """This rank's losses and weights of a run that saves every two steps; rank 1 may die in a step."""
+    losses: list[torch.Tensor] = []
+
+    def change(module):
+        run = module.run
+
+        def recorded(*args):
+            if len(losses) + 1 == dies and torch.distributed.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            losses.append(run(*args))
+            return losses[-1]
+
+        module.run = recorded
+
+    plan = {"pp": 2, "cp": 2, "micro": 2, "experts": 4, "ep": 2, "clip": 0.3} | sizes
+    found = weights(FAILURES, steps, change, folder=str(folder), every=2, **plan)
+    return losses, found
+
+
+def truncate(folder: Path) -> None:
+    os.truncate(folder / "1.pt", (folder / "1.pt").stat().st_size // 2)
+
+
+def flip_a_bit(folder: Path) -> None:
+    data = bytearray((folder / "3.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "3.pt").write_bytes(data)
+
+
+def damage_the_index(folder: Path) -> None:
+    data = (folder / "0.pt").read_bytes()
+    (folder / "0.pt").write_bytes(data.replace(b"PK\1\2", b"PK\1\3"))
+
+
+def lose_a_part(folder: Path) -> None:
+    (folder / "2.pt").unlink()
+
+
+def lose_the_mark(folder: Path) -> None:
+    (folder / "complete").unlink()
+
+
+def test_a_run_resumes_from_its_last_whole_checkpoint_to_the_bit(tmp_path):
+    with mr.World(4) as world:
+        whole = world.run(saving, tmp_path / "whole")
+
+        def resumes_after(step: int) -> None:
+            for (losses, found), (all_losses, wanted) in zip(world.run(saving, tmp_path / "killed"), whole, strict=True):
+                assert [*map(float, losses)] == [*map(float, all_losses[step:])]
+                assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+        with pytest.raises(mr.RankDied):
+            world.run(saving, tmp_path / "killed", dies=4)
+        resumes_after(2)
+        for damage in (truncate, flip_a_bit, damage_the_index, lose_a_part, lose_the_mark):
+            resumes_after(4)
+            damage(tmp_path / "killed" / "000004")
+            resumes_after(2)
+        with pytest.raises(mr.RankFailed, match=r"000004 has \{'micro': 2\}: use the same, or another"):
+            world.run(saving, tmp_path / "killed", micro=1)
+    with mr.World(2) as world, pytest.raises(mr.RankFailed, match=r"000004 has \{.*'ranks': 4"):
+        world.run(saving, tmp_path / "killed", pp=1)
+
+
+def test_the_script_runs_under_torchrun_and_goes_on_when_started_again(tmp_path):
+    line = "        model.finish(config.clip)\n"
+    dies = line + "        if step == 3 and dist.get_rank() == 1:\n            os.kill(os.getpid(), 9)\n"
+    text = FAILURES.read_text(encoding="utf-8")
+    assert text.count(line) == 1
+    (tmp_path / "dies.py").write_text(text.replace(line, dies), encoding="utf-8")
+    said = []
+    for script in (tmp_path / "dies.py", FAILURES):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+        command += ["--steps", "5", "--cp", "2", "--micro", "3", "--folder", tmp_path / "saved", "--every", "2"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        said += [line.partition(": ")[0] for line in done.stdout.splitlines() if "loss 5.5" in line or script == FAILURES]
+    assert done.returncode == 0, done.stderr
+    assert said == ["step 0", "step 2"]

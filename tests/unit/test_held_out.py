@@ -21,3 +21,7 @@ def test_the_library_is_as_it_was_afterwards():
     before = row.predict()
     list(held_out.launches((20e-6, 100e-6)))
     assert (STACKS["megatron-core"].host, row.predict()) == (HOST, before)
+
+
+def test_a_table_that_nothing_knows_has_its_error_and_its_bars():
+    assert held_out.outside().split(":")[1] == " 6.8% off; 75% held"

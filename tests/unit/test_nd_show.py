@@ -1,6 +1,7 @@
 """Chapter 10's figures and tables show what they are given, and what cannot be shown is refused."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
@@ -13,8 +14,9 @@ from manyranks.theory import Plan, clusters, memory, models, step
 from manyranks.theory.nd.rules import Comparison
 from manyranks.theory.nd.tokens import Balance, Check
 from manyranks.theory.planner import Found
+from manyranks.theory.published.error_bars import confidence
 from manyranks.theory.published.layouts import Neighbour
-from tests.drawn import widths, words
+from tests.drawn import named, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 ALL, H100 = Mesh(dp=2, pp=2, cp=2, tp=2), clusters["h100-dgx"]
@@ -33,6 +35,8 @@ PLANS = [
     found("llama3-405b", dp=128, tp=8, pp=16, seq=8192, batch=2048, schedule="gpipe", recompute="full"),
     found("llama3-405b", dp=512, dp_shard=64, tp=8, pp=4, zero=3, seq=8192, batch=2048),
 ]
+SPLIT = Plan(tp=8, pp=4, dp=32, seq=8192, batch=1024)
+V3 = Plan(pp=16, dp=128, ep=64, seq=4096, batch=16384, schedule="dualpipe", precision="fp8", stack="hai-llm")
 CHECKS = {
     "TP 8": Check("tp", 8, 0, 0, 854, 80, 1),
     "TP 16": Check("tp", 16, 1, 1, 49109, inf, 1),
@@ -72,6 +76,8 @@ FIGURES = {
     ),
     "plans": lambda: nd.plans(PLANS),
     "named plans": lambda: nd.plans({"rule": PLANS[1], "planner": PLANS[0]}, title="405B on 16,384"),
+    "over degrees": lambda: nd.over_degrees(models["llama3-70b"], SPLIT, H100),
+    "over degrees, experts": lambda: nd.over_degrees(models["deepseek-v3"], V3, clusters["h800"], "memory per GPU"),
     "layouts": lambda: nd.layouts({"Llama 3 405B": NEIGHBOURS, "others": NEIGHBOURS * 3}),
     "one layout": lambda: nd.layouts({"Llama 3 405B": NEIGHBOURS[:1]}),
 }
@@ -105,6 +111,8 @@ def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
         (lambda: nd.tokens({"TP 8": []}), "'TP 8' has no points: "),
         (lambda: nd.tokens({"TP 8": CURVES["TP 8"]}, CHECKS), "a check of 'TP 16': the curves are TP 8"),
         (lambda: nd.plans([]), "no plans: give those of theory.planner.search"),
+        (lambda: nd.over_degrees(models["llama3-70b"], SPLIT, H100, "speed"), "number 'speed': choose from memory per GPU, "),
+        (lambda: nd.over_degrees(models["llama3-70b"], SPLIT, clusters["tpu-v6e"]), "1,024 GPUs: tpu-v6e has only 256"),
         (lambda: nd.layouts({}), "give 1 layout or more"),
         (lambda: nd.layouts({"x": NEIGHBOURS[2:]}), "give 1 layout or more, and of each what why_not returns: "),
         (lambda: nd.twin([], []), "0 ranks in theory, 0 measured: give as many of each, 1 or more"),
@@ -227,21 +235,29 @@ def test_a_plan_s_bar_is_its_time_by_parts():
         "TP 8, PP 16, DP 128\nGPipe, ZeRO-1, b 1, recompute full",
         "TP 8, PP 4, DP 8 × 64\n1F1B, ZeRO-3, b 1, recompute selective",
     ]
-    assert words(axes, "texts") == [
-        "5.39 s, MFU 48.5%",
-        "73.3 GB",
-        "12.5 s, MFU 20.9%",
-        "25.7 GB",
-        "11.4 s, MFU 23.0%",
-        "50 GB",
-    ]
+    said = ["5.39 s, MFU 48.5%", "73.3 GB", "12.5 s, MFU 20.9%", "25.7 GB", "11.4 s, MFU 23.0%", "50 GB"]
+    assert [text for text in words(axes, "texts") if re.search("MFU|GB", text)] == said
 
 
 def test_a_plan_beyond_the_memory_says_so():
     large = found("llama3-405b", dp=1024, pp=8, seq=8192, batch=2048)
     (axes,) = nd.plans({"rule": large, "planner": PLANS[0]}).axes
-    assert words(axes, "texts")[1::2] == [f"{large.peak.total / 1e9:.0f} GB of 80 GB!", "73.3 GB"]
+    assert [text for text in words(axes, "texts") if "GB" in text] == [f"{large.peak.total / 1e9:.0f} GB of 80 GB!", "73.3 GB"]
     assert rows_of(axes)[0].startswith("rule: PP 8, DP 1024")
+
+
+def test_a_plan_that_nobody_has_checked_has_a_frame_and_each_says_its_error_bar():
+    row = PLANS[0]
+    other = found("llama3-405b", dp=128, cp=2, tp=8, pp=8, seq=8192, batch=2048, zero=3)
+    (axes,) = nd.plans({"best": row, "best checked": None, "last": other}).axes
+    checked = [not confidence(each.time).missing for each in (row, other)]
+    assert sorted(checked) == [False, True]  # one of each
+    framed = [round(path.vertices[:, 1].mean()) for path in named(axes, "not checked").get_paths()]
+    assert framed == [checked.index(False)]
+    said = [line for line in words(axes, "texts") if line == "not checked" or re.fullmatch(r"[−±+].*%", line)]
+    short, long = (share - 1 for share in confidence((row, other)[checked.index(True)].time).times(1.0))
+    assert said[checked.index(False)] == "not checked"
+    assert said[checked.index(True)] == f"{short:+.0%} to {long:+.0%}".replace("-", "−")
 
 
 def test_no_more_than_six_plans_are_drawn():
@@ -255,6 +271,43 @@ def test_neighbours_bars_are_their_times_and_texts_what_they_take_more():
     said = ["5.39 s", "73.3 GB", "» 12.5 s (+30%)", "25.7 GB, recompute full"]
     said += ["not possible: batch=2048 is not a multiple of …", "» 11.4 s (+150%)", "50 GB", "5.39 s (−20%)", "73.3 GB"]
     assert words(axes, "texts") == said
+
+
+# Over degrees
+
+
+def panels(figure) -> dict[str, tuple]:
+    """Each panel's label -> its values, what its curve shows, where it's ringed, and what's crossed."""
+    found = {}
+    for axes in figure.axes:
+        lines = {line.get_gid(): line for line in axes.lines}
+        ticks = [label.get_text() for label in axes.get_xticklabels()]
+        top = float(words(axes, "numbers")[2].removesuffix("%")) / 100
+        of = [list(lines[name].get_xdata()) for name in ("ring", "does not fit")]
+        found[axes.get_xlabel()] = ticks, [top * y for y in lines["curve"].get_ydata()], *of
+    return found
+
+
+def test_over_each_degree_stands_what_the_step_is_with_it_on_as_many_gpus():
+    shown = panels(nd.over_degrees(models["llama3-70b"], SPLIT, H100))
+    assert list(shown) == ["TP", "CP", "PP", "ZeRO stage", "micro-batch b"]
+    for name, field, values in (("TP", "tp", [1, 2, 4, 8, 16, 32, 64]), ("ZeRO stage", "zero", [0, 1, 2, 3])):
+        plans = [replace(SPLIT, **{field: value}, dp=256 // value if field == "tp" else 32) for value in values]
+        here = [step.estimate(models["llama3-70b"], plan, H100) for plan in plans]
+        assert all(plan.gpus == 1024 for plan in plans)
+        assert shown[name][1] == pytest.approx([time.mfu for time in here])
+        large = [k for k, plan in enumerate(plans) if memory.peak(models["llama3-70b"], plan).total > 80e9]
+        assert shown[name][2:] == ([values.index(getattr(SPLIT, field))], large)
+    assert shown["TP"][3] == [0, 1]
+
+
+def test_what_cannot_be_has_no_place_over_a_degree():
+    shown = panels(nd.over_degrees(models["deepseek-v3"], V3, clusters["h800"], "bubble (share of the step)"))
+    assert list(shown) == ["TP", "CP", "PP", "EP", "ZeRO stage", "micro-batch b"]
+    assert shown["PP"][0] == ["1", "2", "4", "8", "16", "32"]  # 61 layers
+    assert shown["micro-batch b"][0] == ["1", "2", "4"]  # DualPipe needs 2 for each rank
+    sharded = nd.over_degrees(models["llama3-70b"], Plan(dp=64, zero=3, batch=64), H100)
+    assert panels(sharded)["shards of HSDP"][0][-1] == "64"
 
 
 # Tables

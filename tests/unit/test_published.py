@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from manyranks.theory import ModelShape, Plan, clusters, kernels, layer, memory
+from manyranks.theory import ModelShape, Plan, clusters, flops, kernels, layer, memory, step
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import __main__ as printed
 from manyranks.theory.published import conversions, error_bars, fit, layers, one_gpu, rows, steps
@@ -83,6 +83,32 @@ def test_the_rows_are_the_configurations_that_were_printed():
 def test_runs_of_pretraining_are_foretold_to_four_percent():
     assert fit.mean_error(PRETRAINING) <= 0.04
     assert max(abs(row.error()) for row in PRETRAINING) <= 0.12
+
+
+MEGASCALE = list(steps.megascale())
+
+
+def test_megascale_s_runs_are_foretold_by_numbers_that_know_none_of_them():
+    assert steps.MEGASCALE not in steps.TABLES
+    own, baseline = ([row for row in MEGASCALE if row.shape.parallel_layers is own] for own in (True, False))
+    assert [[row.plan.gpus for row in rows] for rows in (own, baseline)] == 2 * [[256, 512, 768, 1024, 3072, 6144, 8192, 12288]]
+    assert fit.mean_error(own) <= 0.04
+    assert max(abs(row.error()) for row in own) <= 0.08
+    assert fit.mean_error(baseline) <= 0.1
+    assert all(-0.16 < row.error() < 0 for row in baseline)  # too fast: stragglers of a large cluster aren't in it
+    largest = own[-1]
+    assert step.estimate(largest.shape, largest.plan, largest.cluster).mfu == pytest.approx(0.552, abs=0.005)
+    held = [bar.least <= row.time_error() <= bar.most for row in MEGASCALE if not (bar := error_bars.of_run(row)).missing]
+    assert len(held) == 16
+    assert sum(held) / 16 > error_bars.INSIDE
+
+
+def test_megascale_s_utilisations_count_half_of_the_scores_and_its_baseline_s_all_of_them():
+    for row, line in zip(MEGASCALE, rows("megascale"), strict=True):
+        speed, counting = float(line["tokens_per_s"]), "causal" if row.shape.parallel_layers else "full"
+        assert speed == pytest.approx(row.plan.tokens / row.measured, rel=0.012)
+        mfu = flops.mfu(row.shape, row.plan.seq, speed, row.plan.gpus, row.cluster.accelerator.flops, counting)
+        assert 100 * mfu == pytest.approx(float(line["MFU_pct"]), rel=0.012 if row.plan.gpus == 768 else 0.004)
 
 
 def test_mpt_has_the_parameters_that_are_printed():
@@ -221,7 +247,7 @@ def test_a_prediction_is_given_nothing_that_was_measured():
 def test_everything_is_printed(capsys):
     printed.main()
     lines = capsys.readouterr().out.splitlines()
-    for row in ROWS:
+    for row in (*ROWS, *MEGASCALE):
         (line,) = [line for line in lines if line.startswith(row.table) and f"  {row.name}  " in line]
         *_, predicted, measured, unit, error = line.split()
         assert (float(predicted), float(measured)) == pytest.approx((row.predict(), row.measured), rel=1e-3)

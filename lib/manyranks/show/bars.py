@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise, zip_longest
-from math import log10
+from math import log10, nan
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -78,12 +78,14 @@ class Bars:
         longest: float | None = None,
         limit: tuple[float, str] | None = None,
         missing: str = "",
+        others: Sequence[tuple[float, str]] = (),
     ) -> None:
-        """Shows bars, cut off at `longest` or at the end of the band's bar, and a text for each row, in columns between "|".
+        """Shows bars, cut off at `longest` or at the end of the band's bar, and a text for each row, in columns between "|"; it
+        may have two lines.
 
         bars: name of a part -> number; the room of another name stays empty, as where a waterfall's bar has not begun yet
-        row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`; missing: what the
-        last rows say, if they have neither bar nor text.
+        row: of the band; limit, others: where dashed lines are, with their names; none is drawn beyond `longest`; missing: what
+        the last rows say, if they have neither bar nor text.
         """
         lengths = [sum(bar.values()) for bar in bars]
         longest = max([longest or max(lengths) or 1.0, *lengths[max(row, 0) : row + 1]])
@@ -95,16 +97,18 @@ class Bars:
             boxes.set_visible(len(path.vertices) > 0)  # a hatch is drawn for nothing, too
         end = longest * (1 + 1e-9)  # the same parts, added in another order, may sum to a little more
         texts = [f"» {text}" if bar and sum(bar.values()) > end else text for bar, text in zip_longest(bars, texts)]
-        places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]
-        words = [word for text in texts for word in text.split("|")]
-        if limit:
-            if self._axes.get_ylim()[0] < len(self._rows):
-                self._axes.set_ylim(bottom=len(self._rows) + 0.2)  # room for its name
-            at = self.place(limit[0])
-            self._limit.set_xdata([at, at])
-            words.append(limit[1] + " »" * (limit[0] > end))
-            places.append((at, len(self._rows) - 0.3))
-        self._limit.set_visible(limit is not None and limit[0] <= end)
+        lines = [(y, line) for row, text in enumerate(texts) for y, line in apart(row, text)]
+        places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, line in lines for k in range(line.count("|") + 1)]
+        words = [word for _, line in lines for word in line.split("|")]
+        limits = [*([limit] if limit else ()), *others]
+        if limits and self._axes.get_ylim()[0] < len(self._rows):
+            self._axes.set_ylim(bottom=len(self._rows) + 0.2)  # room for their names
+        words += [name + " »" * (at > end) for at, name in limits]
+        places += [(self.place(at), len(self._rows) - 0.3) for at, _ in limits]
+        shown = [self.place(at) for at, _ in limits if at <= end]
+        ends = [-0.5, len(self._rows) - 0.5, nan]
+        self._limit.set_data(np.repeat(shown, 3)[:-1], (ends * len(shown))[:-1])
+        self._limit.set_visible(bool(shown))
         self._band.set_y(row - 0.45)
         self._labels.update(places, words)
 
@@ -120,6 +124,12 @@ class Bars:
             return ((part, 0, self.place(x), top, top + 0.16) for (part, x), top in zip(bar.items(), lanes, strict=True))
         ends = map(self.place, accumulate(bar.values(), initial=0.0))
         return ((part, *each, y - 0.3, y + 0.3) for part, each in zip(bar, pairwise(ends), strict=True))
+
+
+def apart(row: int, text: str) -> list[tuple[float, str]]:
+    """Returns the lines of a row's text, each with where it stands."""
+    lines = text.split("\n")
+    return [(row + 0.42 * (k - (len(lines) - 1) / 2), line) for k, line in enumerate(lines)]
 
 
 def corners(boxes: Sequence[tuple[float, float, float, float]]) -> np.ndarray:

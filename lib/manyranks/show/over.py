@@ -52,7 +52,7 @@ class Curves:
             bottom += _BELOW * last
             axes = figure.add_axes(np.divide((wide + _LEFT, bottom, WIDE - _LEFT - _RIGHT, tall), 2 * (wide + WIDE, high)))
             label, degrees = controls[control]
-            self._curves.append((control, _Curve(axes, name, label, [f"{degree:,}" for degree in degrees], last)))
+            self._curves.append((control, Curve(axes, name, label, [f"{degree:,}" for degree in degrees], last)))
             bottom += tall + _ABOVE
 
     @property
@@ -75,7 +75,7 @@ class Curves:
                 curve.update(costs, now, at)
 
 
-class _Curve:
+class Curve:
     """A number of a step over equally wide places, one per degree."""
 
     def __init__(self, axes: Axes, name: str, label: str, degrees: Sequence[str], last: bool):
@@ -96,12 +96,13 @@ class _Curve:
         axes.set_xlabel(label if last else "", fontsize=9, labelpad=2)
         self.moving = [self._room, self._line, self._level, self._ring, self._numbers.artist, self._title.artist]
 
-    def update(self, costs: Sequence[Cost | None], now: Cost | None, at: int | None) -> None:
+    def update(self, costs: Sequence[Cost | None], now: Cost | None, at: int | None, least: float = 0.0) -> None:
+        """Shows costs, and rings the one now. at: its degree's place; least: of the number that the axis shows at least."""
         self._values = [nan if cost is None else self._of(cost) for cost in costs]
         known, here = [cost for cost in (*costs, now) if cost is not None], nan if now is None else self._of(now)
         room = known[0].room if known and self._name == MEMORY else inf
         most = max((self._of(cost) for cost in known), default=0.0)
-        seen = max(min(most, 2 * room), 0.0 if here != here else here, self._least)
+        seen = max(min(most, 2 * room), 0.0 if here != here else here, self._least, least)
         shown = 4 * seen > room  # far below, the room would only press the curve down
         self._top = top = _round(max(seen, room if shown else 0.0) or 1.0)
         self._line.set_ydata(np.minimum(np.divide(self._values, top), 2))  # what leaves the axis is cut off

@@ -99,7 +99,7 @@ class Ranking(Sequence[Found]):
 
         Where neither of two has one, both have to be as fast.
         """
-        return list(itertools.takewhile(lambda one: one.seconds <= (1 + _bar(one.time, self[0].time)) * self[0].seconds, self))
+        return list(itertools.takewhile(lambda one: tie(one.time, self[0].time), self))
 
     @functools.cached_property
     def checked(self) -> Found | None:
@@ -153,9 +153,11 @@ def search(
     return Ranking(_Task(shape, cluster, _gpus(cluster, gpus), seq, batch, tried))
 
 
-def _bar(*times: StepTime) -> float:
-    """The larger error of two steps; what is no difference where none of them is known."""
-    return max((bar.error for bar in map(confidence, times) if not bar.missing), default=_SAME)
+def tie(time: StepTime, best: StepTime) -> bool:
+    """Whether two predicted steps are too close to call: within the larger of their error bars, or as fast where neither has
+    one."""
+    bar = max((bar.error for bar in map(confidence, (time, best)) if not bar.missing), default=_SAME)
+    return time.seconds <= (1 + bar) * best.seconds
 
 
 def _is_checked(shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:

@@ -12,27 +12,35 @@ import ipywidgets as widgets
 import numpy as np
 
 from manyranks.show import page, style, units
-from manyranks.show.bars import Bars
+from manyranks.show.bars import Bars, apart
 from manyranks.show.explorer import Board, Explorer, Measure, Said, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
 from manyranks.show.looks import STEP
-from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, degrees, kept, written
-from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
-from manyranks.show.setting import MUCH
+from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, bar, degrees, kept, written
+from manyranks.show.scenario import BUBBLE, CLUSTERS, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
+from manyranks.show.setting import MUCH, tried
 from manyranks.theory import ModelShape, Plan, clusters, pipeline, planner
+from manyranks.theory.nd import rules
 from manyranks.theory.planner import Found, Ranking
+from manyranks.theory.published import confidence
+from manyranks.theory.step import StepTime
 
 MODELS = ("small GPT", "llama3.2-1b", "llama3-8b", "yi-34b", "llama3-70b", "gpt3-175b", "llama3-405b")
 MODELS += ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3")
 # Trained so: arXiv 2412.19437, section 3.3; 2407.21783, section 3.3.2 (126 layers and two more places on a pipeline's stages).
 EIGHT_BITS, EMBEDDING_SLOTS = "deepseek-v3", "llama3-405b"
 ALL = "all"  # data-parallel ranks
+_THREES = {"gpus": (10, 14), "batch": (8, 13)}
 CHOICES = {name: list(SHARED[name][1]) for name in ("tp", "cp", "pp", "ep", "microbatch", "zero", "recompute")}
 CHOICES |= {"dp_shard": [ALL, *(2**k for k in range(1, 12))], "virtual": [1, 2, 3, 4, 5, 6, 8]}
 CHOICES |= {"schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe"]}
+CHOICES["cluster"] = [*CLUSTERS[:6], "llama3-cluster", *CLUSTERS[6:]]
+# MegaScale's 12,288 GPUs and Llama 3's 24,576: its data-parallel ranks share batches of three times a power of two.
+CHOICES |= {name: sorted([*SHARED[name][1], *(3 * 2**k for k in range(*ks))]) for name, ks in _THREES.items()}
 # The first five are the task.
 _CONTROLS = "model cluster gpus batch seq microbatch tp cp pp ep zero dp_shard schedule virtual recompute"
-HIDDEN, SHOWN, TAKEN = "off", "show plans", tuple(f"use the {k}" for k in ("1st", "2nd", "3rd", "4th"))
+PLACES = "1st", "2nd", "3rd", "4th"
+HIDDEN, SHOWN, TAKEN = "off", "show plans", tuple(f"use the {place}" for place in PLACES)
 # What the planner tries here: values of the controls alone, and fewer where there are experts, so that it takes seconds.
 _TRIED = {"tp": CHOICES["tp"][:5], "pp": CHOICES["pp"], "microbatch": (1, 2, 4), "virtual": (1, 2, 4, 8)}
 _WITH_EXPERTS = {"tp": CHOICES["tp"][:4], "pp": CHOICES["pp"][:5], "ep": CHOICES["ep"][1:], "microbatch": (1, 2)}
@@ -44,11 +52,12 @@ _ROOM = ("dp_shard", "zero", "recompute", "pp", "tp", "cp", "ep", "microbatch")
 _WORDS = {"dp_shard": "HSDP over {} ranks", "virtual": "v = {}"}
 _AXES = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "ep": "EP", "shards": "ZeRO"}
 _ROW = {"tensor": "tp", "context": "cp", "expert": "ep", "pipeline": "pp", "bubble": "pp", "data": "dp", "optimizer": "shards"}
-_LINKS = {"inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], "")}
+_LINKS = {"inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], ""), "between pods": (style.PINK, "")}
 _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimizer": (style.GREEN, "")}
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
 _EQUAL = 1.005  # of the best plan's time
-_SIZE, _PLACES = (6.45, 3.8), ((0.6, 2.24, 2.75, 1.17), (4.45, 2.24, 2.0, 1.17), (2.6, 0.02, 3.85, 1.45))  # inches
+_ROWS = 6  # steps: this plan's and others'
+_SIZE, _PLACES = (6.45, 4.3), ((0.6, 2.74, 2.75, 1.17), (4.45, 2.74, 2.0, 1.17), (2.6, 0.02, 3.85, 1.95))  # inches
 _LETTERS = 40  # of a row's name
 
 
@@ -74,7 +83,7 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
         plan.check(shape)
         m, p, least = plan.microbatches, self.pp, pipeline.fewest(self.schedule, self.pp)
         if p > 1 and m < least:
-            needs = f"{self.schedule} needs {least} or more"
+            needs = f"{pipeline.WRITTEN[self.schedule]} needs {least} or more"
             raise ValueError(f"{m} micro-batches on PP {p}: {needs}. Raise the batch, TP or CP")
         return Scenario(shape, plan, clusters[self.cluster])
 
@@ -94,15 +103,17 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
     def link(self, axis: str) -> str:
         """The slowest link that a group of this axis uses; empty for one rank alone, and for no axis."""
         (size, stride), on = self.reaches.get(axis, (1, 1)), clusters[self.cluster]
-        return on.levels[on.level_of(0, (size - 1) * stride)].link.name if size > 1 else ""
+        level = on.level_of(0, (size - 1) * stride)
+        return on.levels[level].link.name + " between pods" * (level > 1) if size > 1 else ""
 
     def best(self) -> tuple[Found, ...]:
-        """The planner's plans, the fastest first, only one for each TP, PP and EP; takes seconds the first time."""
+        """The planner's plans, the fastest first, only one for each TP, PP and EP, and among them the fastest that's checked;
+        takes seconds the first time."""
         return _best(*self[:5])
 
-    def checked(self) -> Found | None:
-        """The planner's fastest plan like which runs were published."""
-        return _ranking(*self[:5]).checked
+    def rule(self) -> Found | None:
+        """The plan by the rules of thumb; None where none of theirs fits."""
+        return _rule(*self[:5])
 
     def taking(self, plan: Plan) -> "Layout":
         """The same task with this plan."""
@@ -114,10 +125,14 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
         places, cost = [], attrgetter("cost")
         for name in _REMEDIES[self.part] if self.fits else _ROOM:
             places += enumerate(sorted((each for each in self.others(name) if each.fits), key=cost))
-            if not self.fits and len(places) >= len(TAKEN):  # of _ROOM the first: to try all would take long
+            if not self.fits and len(places) >= _ROWS - 1:  # of _ROOM the first: to try all would take long
                 break
         places.sort(key=lambda place: (place[0], place[1].cost))
-        return sorted((each for _, each in places[: len(TAKEN)]), key=cost)
+        return sorted((each for _, each in places[: _ROWS - 1]), key=cost)
+
+    def change(self, other: "Layout") -> str:
+        said = super().change(other)
+        return pipeline.WRITTEN.get(said, said)
 
     def where(self) -> str:
         return f"{self.model} on {self.gpus:,} GPU{'s' * (self.gpus > 1)}, {self.cluster}, {degrees(self.scenario.plan)}"
@@ -164,16 +179,25 @@ def _best(model: str, cluster: str, gpus: int, batch: int, seq: int) -> tuple[Fo
         different.setdefault((found.plan.tp, found.plan.pp, found.plan.ep), found)
         if len(different) == len(TAKEN):
             break
-    return tuple(different.values())
+    best, checked = list(different.values()), _ranking(model, cluster, gpus, batch, seq).checked
+    if checked and checked.plan not in [found.plan for found in best]:
+        best[len(TAKEN) - 1 :] = [checked]
+    return tuple(sorted(best, key=attrgetter("seconds")))
+
+
+@functools.lru_cache(maxsize=64)
+def _rule(model: str, cluster: str, gpus: int, batch: int, seq: int) -> Found | None:
+    shape, given = _task(model, cluster, gpus, seq)
+    return tried(lambda: rules.rule(shape, clusters[cluster], gpus, seq, batch, **given, etp=None))
 
 
 @functools.lru_cache(maxsize=64)
 def _ranking(model: str, cluster: str, gpus: int, batch: int, seq: int) -> Ranking:
     shape, given = _task(model, cluster, gpus, seq)
-    tried = _TRIED | {"cp": [c for c in CHOICES["cp"] if c == 1 or seq // c >= planner.SMALLEST_SHARD]} | given
-    tried |= _WITH_EXPERTS if shape.experts else {}
-    tried |= {"etp": None}  # there is no control for it
-    return planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **tried)
+    choices = _TRIED | {"cp": [c for c in CHOICES["cp"] if c == 1 or seq // c >= planner.SMALLEST_SHARD]} | given
+    choices |= _WITH_EXPERTS if shape.experts else {}
+    choices |= {"etp": None}  # there is no control for it
+    return planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **choices)
 
 
 class Plans(Board):
@@ -188,7 +212,7 @@ class Plans(Board):
         look = {"size": 8, "outline": word}
         self._mesh = Bars(left, _LINKS, "", list(_AXES.values()), lambda twos: f"{2**twos:,.0f} ranks", 0, **look)
         self._memory = Bars(right, _HELD, "", [*_HELD, "together"], columns=0, **look)
-        self._steps = Steps(below, "", [""] * (1 + len(TAKEN)), 0, **look)
+        self._steps = Steps(below, "", [""] * _ROWS, 0, **look)
         self._names = Labels(below, left=1.0, name="names", **look)
         self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names.artist]
         right.set_xlim(0, 0.85)  # its texts are short
@@ -218,23 +242,30 @@ class Plans(Board):
         except ValueError as error:
             raise ValueError(f"{error}; “{TAKEN[0]}” loads the planner's best") if found else error from error
         own = kept(now.scenario.plan)
-        others = [(f"{k}: {_beside(each.plan, own)}", now.taking(each.plan)) for k, each in enumerate(found, 1)]
+        named = {_numbered(k, found): each for k, each in enumerate(found)} | ({"rule of thumb": now.rule()} if found else {})
+        others = [(_beside(f"{name}: ", each.plan, own), now.taking(each.plan)) for name, each in named.items() if each]
         others = others or [(f"with {now.change(each)}", each) for each in now.near()]
         self._show_axes(now)
         self._show_memory(now)
-        self._show_steps([(f"this plan: {degrees(now.scenario.plan)}\n{own}", now), *others])
+        self._show_steps([(f"this plan: {degrees(now.scenario.plan)}\n{own}", now), *others], found)
         return said
 
     def _show_axes(self, now: Layout) -> None:
         """A bar from the distance of neighbors to the length of a group, in doublings of ranks."""
-        bars, texts, node = [], [], clusters[now.cluster].node
+        bars, texts, levels = [], [], [level.size for level in clusters[now.cluster].levels]
+        node, pod = levels[0], levels[:2][-1]
         for axis, (size, stride) in now.reaches.items():
             start, end = log2(stride), log2(size * stride)
-            middle = min(max(log2(node), start), end)
-            bars.append(dict(zip(("", *_LINKS), (start, middle - start, end - middle), strict=True)))
-            texts.append(f"{size:,}" + f": {now.link(axis)}" * (size > 1) + f", {stride:,} apart" * (size > 1 < stride))
+            near, far = (min(max(log2(border), start), end) for border in (node, pod))
+            bars.append(dict(zip(("", *_LINKS), (start, near - start, far - near, end - far), strict=True)))
+            texts.append(
+                f"{size:,}"
+                + f": {now.link(axis).partition(' b')[0]}" * (size > 1)
+                + f", {stride:,} apart" * (size > 1 < stride)
+            )
         row = list(_AXES).index(_ROW[now.part]) if now.part in _ROW else -9
-        self._mesh.update(bars, texts, row, log2(max(now.gpus, node, 2)), (log2(node), f"a node: {node}"))
+        pods = [(log2(pod), f"a pod: {pod:,}")] * (pod < now.gpus)
+        self._mesh.update(bars, texts, row, log2(max(now.gpus, node, 2)), (log2(node), f"a node: {node}"), others=pods)
 
     def _show_memory(self, now: Layout) -> None:
         held, room = now.scenario.held, now.scenario.cost.room
@@ -244,13 +275,15 @@ class Plans(Board):
         row = np.argmax([*held.values()])
         self._memory.update([*bars, held], texts, row, max(whole, room), (room, units.size(room)))
 
-    def _show_steps(self, rows: Sequence[tuple[str, Layout]]) -> None:
+    def _show_steps(self, rows: Sequence[tuple[str, Layout]], found: Sequence[Found]) -> None:
         times, sizes = zip(*((each.scenario.time, each.scenario.peak.total) for _, each in rows), strict=True)
         texts = [written(*each).replace("MFU ", "") for each in zip(times, sizes, strict=True)]
+        texts = [
+            f"{text}\n{bar(time)}{', too close to call' * _tied(time, found)}" for time, text in zip(times, texts, strict=True)
+        ]
         self._steps.show(times, texts, 0, 3 * min(time.seconds for time in times))
-        lines = [text.split("\n") for text, _ in rows]  # a name has one or two
-        places = [(-0.008, row + 0.5 * k - 0.25 * (len(each) - 1)) for row, each in enumerate(lines) for k in range(len(each))]
-        self._names.update(places, [line for each in lines for line in each])
+        lines = [line for row, (text, _) in enumerate(rows) for line in apart(row, text)]  # a name has one or two
+        self._names.update([(-0.008, y) for y, _ in lines], [line for _, line in lines])
 
     def along(self, control: str, degrees: Sequence, best: str, **values) -> tuple:
         """Returns the same, whatever the planner finds."""
@@ -267,31 +300,47 @@ class Plans(Board):
         return idle + ["ep"] * (values["ep"] == 1 and not SHAPES[values["model"]].experts)
 
 
-def _beside(plan: Plan, own: str) -> str:
+def _beside(name: str, plan: Plan, own: str) -> str:
     """A plan's degrees, and what else of it isn't as in `own`."""
-    others = ", ".join(part for part in kept(plan).split(", ") if part not in own)
-    between = "\n" if len(degrees(plan) + others) > _LETTERS else ", "
-    return (degrees(plan) + between + others).removesuffix(between)
+    others, plain = ", ".join(part for part in kept(plan).split(", ") if part not in own), name + degrees(plan)
+    return plain + ("\n" if len(plain + others) > _LETTERS else ", ") * bool(others) + others
+
+
+def _checked(found: Sequence[Found]) -> Found | None:
+    """The fastest like which runs were published."""
+    return next((each for each in found if not confidence(each.time).missing), None)
+
+
+def _numbered(k: int, found: Sequence[Found]) -> str:
+    return f"{k + 1}, best checked" if found[k] is _checked(found) else f"{k + 1}"
+
+
+def _tied(time: StepTime, found: Sequence[Found]) -> bool:
+    """Whether another plan's step and the planner's best are too close to call."""
+    if not found or time.plan == found[0].plan:
+        return False
+    return planner.tie(*sorted((time, found[0].time), key=attrgetter("seconds"), reverse=True))
 
 
 def _said(now: Layout, found: Sequence[Found]) -> Said:
     said = now.said()
     if found:
-        checked = now.checked()
-        numbers = dict(said.numbers) | {"planner's best": units.duration(found[0].seconds)}
-        numbers |= {"best checked": units.duration(checked.seconds) if checked else "none"}
-        said = said._replace(numbers=numbers, limit=said.limit + _compared(now, found) * said.fits)
+        each = {"planner's best": found[0], "best checked": _checked(found), "rule of thumb": now.rule()}
+        numbers = {name: f"{units.duration(one.seconds)}, {bar(one.time)}" if one else "none" for name, one in each.items()}
+        said = said._replace(numbers=said.numbers | numbers, limit=said.limit + _compared(now, found) * said.fits)
     return said
 
 
 def _compared(now: Layout, found: Sequence[Found]) -> str:
     """Against the planner's fastest, and where this plan loses most; the planner tries fewer values than there are."""
-    best = found[0].seconds
+    best, time = found[0].seconds, now.scenario.time
+    close = "; too close to call" * _tied(time, found)
     if now.cost <= _EQUAL * best:
-        return f". {'Faster than' if now.cost * _EQUAL < best else 'As fast as'} the planner's best"
-    own = Found(now.scenario.plan, now.scenario.time, now.scenario.peak, found[0].time)
+        return f". {'Faster than' if now.cost * _EQUAL < best else 'As fast as'} the planner's best{close}"
+    own = Found(now.scenario.plan, time, now.scenario.peak, found[0].time)
     part, _, rest = own.why.partition(" ")
-    return f". The planner's best takes {units.duration(best)}. This plan loses most on {STEP[part][0]}: {rest}"
+    rest = rest.partition("; ")[0]  # what follows says how sure that is
+    return f". The planner's best takes {units.duration(best)}{close}. This plan loses most on {STEP[part][0]}: {rest}"
 
 
 class PlanBoard(Explorer):
@@ -327,13 +376,18 @@ class PlanBoard(Explorer):
 
 def explorer(measure: Measure | None = None) -> PlanBoard:
     """Opens on Llama 3 70B on 1,024 H100s, split by a rule of thumb. measure: of manyranks.small, what "Measure it" runs."""
-    only = {"model": MODELS, "seq": [2**k for k in range(7, 18)]}
+    only = {name: CHOICES[name] for name in ("cluster", "gpus", "batch")} | {
+        "model": MODELS,
+        "seq": [2**k for k in range(7, 18)],
+    }
     task = {"model": "llama3-70b", "cluster": "h100-dgx", "gpus": 1024, "batch": 1024, "seq": 8192}
     others = controls(only, **task, microbatch=1, tp=8, cp=1, pp=4, ep=1, zero=1)
     others |= {"dp_shard": value_slider("HSDP shards", ALL, CHOICES["dp_shard"])}
-    others |= {"schedule": choice("schedule", "1f1b", CHOICES["schedule"])}
+    others |= {"schedule": choice("schedule", "1f1b", {pipeline.WRITTEN[name]: name for name in CHOICES["schedule"]})}
     others |= {"virtual": value_slider("virtual stages v", 1, CHOICES["virtual"])} | controls(recompute="selective")
     presets = {"TP 16": {"tp": 16}, "ZeRO-3 alone": {"tp": 1, "pp": 1, "zero": 3}, "few tokens": {"batch": 64}}
     presets |= {"Llama 3 405B": {"model": "llama3-405b", "gpus": 16384, "batch": 2048, "pp": 16}}
+    pods = {"cluster": "llama3-cluster", "gpus": 24576, "batch": 3072}
+    presets["Llama 3's cluster"] = presets["Llama 3 405B"] | pods | {"virtual": 8}
     best = choice("planner", HIDDEN, (HIDDEN, SHOWN, *TAKEN))
     return PlanBoard(best, others, presets=presets, measure=measure)

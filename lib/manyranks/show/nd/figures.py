@@ -1,24 +1,35 @@
 """Chapter 10's meshes: which ranks share an axis, and in which node they lie."""
 
+import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle, groupby
 from math import inf
 from typing import Any
 
+import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.patches import Rectangle
 
 from manyranks.show import style, units
-from manyranks.show.bars import Bars
+from manyranks.show.bars import Bars, corners
 from manyranks.show.lines import curves as drawn
 from manyranks.show.looks import STEP, box, sheet
+from manyranks.show.over import DRAWN, Curve
+from manyranks.show.scenario import MEMORY, MFU, SHARED, Cost, Scenario
+from manyranks.show.setting import tried
 from manyranks.show.tables import Table, table
-from manyranks.theory import Plan, pipeline
+from manyranks.theory import ModelShape, Plan, pipeline
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.names import Named
 from manyranks.theory.nd.rules import Comparison
 from manyranks.theory.nd.tokens import Balance, Check
 from manyranks.theory.planner import Found
+from manyranks.theory.published.error_bars import confidence
 from manyranks.theory.published.layouts import Neighbour
 from manyranks.theory.step import StepTime
 
@@ -180,33 +191,47 @@ def kept(plan: Plan) -> str:
 
 
 class Steps(Bars):
-    """The parts of the times of steps, a row for each plan, with its time, MFU and memory."""
+    """The parts of the times of steps, a row for each plan, with its time, MFU and memory; a dashed frame around those that
+    nobody has checked."""
 
     def __init__(self, axes: Axes, title: str, rows: Sequence[str], columns: int = 4, **labels):
         super().__init__(axes, {name: look for name, *look in STEP.values()}, title, rows, units.duration, columns, **labels)
+        look = {"facecolors": "none", "edgecolors": style.INK, "linewidths": 1.3, "linestyles": [(0, (3, 1.5))]}
+        self._frames = axes.add_collection(PolyCollection([], **look, gid="not checked"), autolim=False)
+
+    @property
+    def moving(self) -> list[Artist]:
+        return [*super().moving, self._frames]
 
     def show(self, times: Sequence[StepTime | None], texts: Sequence[str], row: int = -9, most: float = 1e9) -> None:
         """times: None for a plan that can't be; most: seconds beyond which bars are cut off."""
         bars = [{name: time.parts[part] for part, (name, *_) in STEP.items()} if time else {} for time in times]
         self.update(bars, texts, row, min(most, max(time.seconds for time in times if time)) * (1 + 1e-9))
+        rows = [(self.place(time.seconds), y) for y, time in enumerate(times) if time and confidence(time).missing]
+        self._frames.set_verts(corners([(-0.006, end + 0.006, y - 0.42, y + 0.42) for end, y in rows]))
 
 
 @style.styled
 def plans(found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the fastest first") -> style.Figure:
-    """Draws the parts of each plan's step, and beside them its time, MFU and memory.
+    """Draws the parts of each plan's step, and beside them its time, MFU, memory and error bar; what nobody has checked has a
+    dashed frame.
 
-    found: what theory.planner.search returns, or name -> one of them: the first 6 are drawn, from above
+    found: what theory.planner.search returns, or name -> one of them, without those that are None: the first 6 are drawn
+    title: stands above them
+
     Raises ValueError for no plans.
     """
+    if isinstance(found, Mapping):
+        found = {name: each for name, each in found.items() if each}
     if not found:
         raise ValueError("no plans: give those of theory.planner.search; it finds none where none fits in memory")
     shown = list(found.values() if isinstance(found, Mapping) else found)[:_MOST]
     names = [f"{name}: " for name in found] if isinstance(found, Mapping) else [""] * _MOST
     rows = [f"{name}{degrees(each.plan)}\n{kept(each.plan)}" for name, each in zip(names, shown, strict=False)]
-    fig, (axes,) = style.figure(width=9.2, height=1.1 + 0.42 * len(shown))
+    fig, (axes,) = style.figure(width=9.2, height=1.1 + 0.46 * len(shown))
     steps = Steps(axes, title, rows)
     axes.tick_params(axis="y", labelsize=8.5)
-    steps.show([each.time for each in shown], [written(each.time, each.peak.total) for each in shown])
+    steps.show([each.time for each in shown], [f"{written(each.time, each.peak.total)}\n{bar(each.time)}" for each in shown])
     return fig
 
 
@@ -214,6 +239,66 @@ def written(time: StepTime, size: float) -> str:
     """Time and MFU of a step, and bytes of a GPU, with its memory where that's less: in two columns of Bars."""
     room = time.cluster.accelerator.memory
     return f"{units.duration(time.seconds)}, MFU {time.mfu:.1%}|{units.size(size)}" + f" of {units.size(room)}!" * (size > room)
+
+
+def bar(time: StepTime) -> str:
+    """How far a predicted time is off, as "−16% to +17%", or "not checked"."""
+    return re.split(r" \(|:", str(confidence(time)))[0]
+
+
+_PANELS = {"tp": "TP", "cp": "CP", "pp": "PP", "ep": "EP", "zero": "ZeRO stage", "dp_shard": "shards of HSDP"}
+_PANELS |= {"microbatch": "micro-batch b"}
+
+
+@style.styled
+def over_degrees(shape: ModelShape, plan: Plan, cluster: Cluster, of: str = MFU) -> style.Figure:
+    """Draws a number of a step over each degree of a plan, side by side, with all others as they are.
+
+    DP is what the same GPUs leave. A ring: the plan; a cross: what doesn't fit in memory; values that can't be are left out.
+
+    shape: of the model
+    plan: what is changed in one place at a time
+    cluster: one with this many GPUs or more
+    of: "MFU", "memory per GPU" or "bubble (share of the step)"
+
+    Raises ValueError for another number, and for a plan that doesn't fit the shape or the cluster.
+    """
+    chosen, now = Named("number", DRAWN)[of][0], Scenario(shape, plan, cluster).cost
+    left_out = ["ep"] * (not shape.experts) + ["dp_shard"] * (plan.zero < 3)
+    names = [name for name in _PANELS if name not in left_out]
+    wide, high = 3.0, 0.35 + 1.7 * -(-len(names) // 3)
+    fig = style.Figure(figsize=(3 * wide, high), layout="none")
+    along = {name: _along(shape, plan, cluster, name) for name in names}
+    least = max(chosen(cost) for each in along.values() for cost in each.values())
+    least = min(least, 2 * now.room) if of == MEMORY else least
+    for k, (name, costs) in enumerate(along.items()):
+        place = (wide * (k % 3) + 0.62, high - 1.7 * (k // 3) - 1.35, wide - 0.74, 0.98)
+        axes = fig.add_axes(np.divide(place, 2 * (3 * wide, high)))
+        Curve(axes, of, _PANELS[name], list(map(str, costs)), True).update(
+            list(costs.values()), now, list(costs).index(getattr(plan, name) or plan.dp), least
+        )
+        large = [at for at, cost in enumerate(costs.values()) if cost.held > cost.room]
+        (line,) = (line for line in axes.lines if line.get_gid() == "curve")
+        look = {"color": style.ORANGE, "markersize": 8, "markeredgewidth": 2, "gid": "does not fit"}
+        axes.plot(large, line.get_ydata()[large], "x", **look)
+    said = f"ring: {degrees(plan)}; cross: does not fit in {units.size(cluster.accelerator.memory)}"
+    fig.text(0.62 / (3 * wide), 0.1 / high, said, fontsize=9)
+    return fig
+
+
+def _along(shape: ModelShape, plan: Plan, cluster: Cluster, name: str) -> dict[int, Cost]:
+    """What a step costs with each value of this field that can be, on as many GPUs."""
+
+    def cost(value: int) -> Cost:
+        others = plan.gpus // plan.dp // getattr(plan, name) * value if name in ("tp", "cp", "pp") else plan.gpus // plan.dp
+        other = replace(plan, **{name: value}, dp=plan.gpus // others)
+        if other.gpus != plan.gpus or (other.pp > 1 and other.microbatches < pipeline.fewest(other.schedule, other.pp)):
+            raise ValueError
+        return Scenario(shape, other, cluster).cost
+
+    values = {*SHARED.get(name, SHARED["dp"])[1], getattr(plan, name) or plan.dp}
+    each = {value: tried(cost, value) for value in sorted(values)}
+    return {value: known for value, known in each.items() if known}
 
 
 @style.styled
@@ -238,7 +323,7 @@ def _beside(row: Neighbour, first: Neighbour) -> str:
         return "not possible: " + textwrap.shorten(row.impossible, 40, placeholder=" …")
     change = f" ({row.slower:+.0%})".replace("-", "−") if abs(row.slower) >= _SAME else " (as long)" * (row is not first)
     size, again = written(row.time, row.peak.total).partition("|")[2], row.plan.recompute
-    said = {"none": "", "full": ", recompute full"}.get(again, f", {again}") * (again != first.plan.recompute)
+    said = {"none": "", "full": ", recompute full"}.get(again, f", {again}") * (row.fits and again != first.plan.recompute)
     return f"{units.duration(row.time.seconds)}{change}|{size}{said}"
 
 

@@ -10,7 +10,8 @@ def main() -> None:
     print("Computed from a formula and the table's own numbers\n")
     _print(("table", "what", "computed", "published", "error"), [_conversion(check) for check in conversions.checks()])
     print("\nPredicted from the configuration alone, with the same constants for every row\n")
-    _print(("table", "run", "predicted", "published", "unit", "error"), [_prediction(row) for row in steps.rows()])
+    predictions = [_prediction(row) for row in (*steps.rows(), *steps.megascale())]
+    _print(("table", "run", "predicted", "published", "unit", "error"), predictions)
     print(f"\nMean absolute error of what the constant was fitted on: {_error(fit.FITTED_ON)}; of the others:")
     for table in steps.TABLES:
         if table not in fit.FITTED_ON:

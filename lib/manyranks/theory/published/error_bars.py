@@ -196,6 +196,11 @@ class _Lists(dict):
         return []
 
 
+def of_run(row: steps.Row) -> Checked:
+    """For a published run, the bar that it would have if the runs of its table weren't known."""
+    return of_kind(_kind(row.shape, row.plan, row.cluster), row.table)
+
+
 def without_own_table() -> list[tuple[steps.Row, Checked]]:
-    """For each published run, the bar that it would have if the runs of its table weren't known."""
-    return [(row, of_kind(_kind(row.shape, row.plan, row.cluster), row.table)) for row in steps.rows()]
+    """Each published run with its bar."""
+    return [(row, of_run(row)) for row in steps.rows()]
