@@ -463,6 +463,13 @@ def test_who_sleeps_a_little_less_than_each_limit_has_no_more_time_than_others(c
     assert one.points == 0, "one check alone has no more either"
 
 
+def test_cells_that_take_a_second_leave_later_checks_their_time(court, monkeypatch):
+    """They run on new ranks twelve times, as imports of matplotlib do."""
+    monkeypatch.setattr(apart, "_SUBMISSION", 8.0)
+    imports = several(f"import time\ntime.sleep(1)\n{RIGHT}", 3)
+    assert [one.points for one in court.judged(lambda: imports)] == [2, 2, 2]
+
+
 @pytest.mark.parametrize(("used", "error"), [(1.0, apart.NotJudged), (100.0, apart.Ended)])
 def test_a_check_that_takes_far_too_long_is_not_judged_unless_its_own_ranks_took_the_processors(used, error, monkeypatch):
     spent = iter((0.0, used))

@@ -1,15 +1,16 @@
 """Points without answers: each way that once got some, and that it gets none now."""
 
+import sys
 from itertools import combinations
 
 import nbformat
 import pytest
 import torch
 
-from manyranks.grade import apart, data_parallel
+from manyranks.grade import apart, classroom, data_parallel
 from manyranks.grade.submission import is_check
 from manyranks.measure.journal import Stopped
-from manyranks.world import messages
+from manyranks.world import confine, messages
 from tests.conftest import ROOT, TRITON
 from tests.grading import records
 from tests.grading.course import answered
@@ -77,6 +78,19 @@ def test_what_ranks_get_does_not_say_what_others_get(exercise):
             for case in task.cases_on(n):
                 sent = [b"".join(map(bytes, messages.pack(task.make(case, rank, n, SEED)))) for rank in range(n)]
                 assert not any(SEED.to_bytes(8, "little")[:7] in each for each in sent), (task.name, str(case))
+
+
+def test_a_course_beside_python_is_not_judged_for_its_right_answers_can_be_read(monkeypatch, tmp_path, capsys):
+    """As after `python -m venv .` in the course, or in a container's /usr/src."""
+    monkeypatch.setattr(apart, "fences", lambda: [*confine.IMPORTANT])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"ranks may read all of .* with the right answers lies in it; move it"):
+        apart.Judge(solutions=tmp_path / "course" / "solutions")
+    assert "may read" not in apart.lacks(ROOT / "solutions")
+    (tmp_path / "submitted").mkdir()
+    with pytest.raises(SystemExit):
+        classroom.main([str(tmp_path / "submitted"), "--released", str(ROOT / "exercises"), "--fewer-fences"])
+    assert "submitted lies in it; move it" in capsys.readouterr().err
 
 
 def test_what_frames_say_is_no_answer(court):

@@ -286,7 +286,7 @@ def test_submissions_that_hold_the_solutions_or_where_the_command_begins_are_ref
 
 def test_the_command_says_what_fences_stand_and_will_not_judge_without(tmp_path, capsys, monkeypatch):
     (tmp_path / "ada.ipynb").write_text("no notebook")
-    monkeypatch.setattr(apart, "lacks", lambda: "you are root")
+    monkeypatch.setattr(apart, "lacks", lambda *_: "you are root")
     with pytest.raises(SystemExit) as ended:
         classroom.main([str(tmp_path), *RELEASED[:2]])
     said = capsys.readouterr()

@@ -227,7 +227,7 @@ def test_a_notebook_of_very_many_cells_is_refused_and_the_log_says_why(course):
 
 
 def test_who_may_not_judge_here_is_told_once(course, monkeypatch):
-    monkeypatch.setattr(autograde.apart, "lacks", lambda: "you are root")
+    monkeypatch.setattr(autograde.apart, "lacks", lambda *_: "you are root")
     monkeypatch.setattr(autograde.JudgeApart.fewer_fences, "default_value", False)
     config = course.api.config.JudgeApart
     monkeypatch.setitem(config, "fewer_fences", False)

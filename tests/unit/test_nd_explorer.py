@@ -330,6 +330,7 @@ def test_the_pods_of_a_cluster_have_their_border_and_axes_that_cross_it_their_lo
 
 L3 = {"model": "llama3-405b", "gpus": 16384, "batch": 2048, "pp": 16}
 ALONE = {"tp": 1, "pp": 1, "zero": 3}
+PODS = L3 | {"virtual": 8, "cluster": "llama3-cluster", "gpus": 24576, "batch": 3072}
 TASKS = [
     ({}, "8.95 s", "41.6%", "TP messages on NVLink, 16% of the step"),
     ({"tp": 4}, "8.39 s", "Limit: bubble, 15%"),
@@ -345,6 +346,8 @@ TASKS = [
     (L3, "9.23 s", "28.3%", "56.1 GB", "Limit: bubble, 48% of the step; with v = 8: 5.36 s"),
     (L3 | {"virtual": 8}, "5.36 s", "48.8%", "58.9 GB"),
     (L3 | {"tp": 4, "cp": 2, "virtual": 8}, "5.1 s", "51.2%", "71.7 GB"),
+    (PODS, "5.51 s", "47.4%", "Limit: compute, 76% of the step"),
+    (PODS | {"zero": 3}, "8.66 s", "30.2%", "DP messages on RoCE, 37% of the step; with ZeRO-1"),
     (V3, "20.8 s", "40.0%", "66.2 GB"),
     (V3 | {"schedule": "1f1b"}, "32.7 s", "tokens to experts on InfiniBand, 18%"),
     (V3 | {"ep": 8}, "125 GB of 80 GB"),

@@ -132,7 +132,7 @@ class Judge:
     def __init__(
         self, fewer_fences: bool = False, solutions: Path = SOLUTIONS, at_once: int | None = None, sandboxed: bool | None = None
     ):
-        if not fewer_fences and (lacking := lacks()):
+        if not fewer_fences and (lacking := lacks(solutions)):
             raise RuntimeError(f"{lacking}: learners' code could do harm here. {IN_SPITE}")
         self._at_once = at_once or max(1, min(limits.cores(), limits.available_bytes() // _ROOM, _MOST_AT_ONCE))
         self._sandboxed = sandbox.works() if sandboxed is None else sandboxed
@@ -326,11 +326,13 @@ def fences() -> list[str]:
     return list(dict.fromkeys([*confine.fences().split(", "), *outer]))
 
 
-def lacks() -> str:
-    """Why learners' code should not be judged here; empty where it can be."""
+def lacks(solutions: Path = SOLUTIONS) -> str:
+    """Why learners' code should not be judged here; empty where it can be. solutions: folder of the right answers."""
     missing = [fence for fence in confine.IMPORTANT if fence not in fences()]
     if missing:
         return f"this system does not fence {' and '.join(missing)}"
+    if place := confine.opened(course := solutions.resolve().parent):
+        return f"ranks may read all of {place}, where Python is, and {course} with the right answers lies in it; move it"
     return "you are root" if os.getuid() == 0 else ""
 
 
@@ -471,7 +473,7 @@ def _asked(check: Check) -> tuple[Known, bool]:
             try:
                 told = msgspec.convert(world.run(known, check.source, check.name)[0], Known)
             finally:
-                trial.spent(world)
+                trial.spent(world, trial.FREE)
         return told._replace(kind=told.kind[:_WORDS], error=told.error[:_WORDS]), False
     except NotStarted:
         raise

@@ -24,6 +24,7 @@ from nbformat import NotebookNode
 from manyranks.grade import apart
 from manyranks.grade.check import NOT_JUDGED, Report
 from manyranks.grade.submission import called, checks, grade_id, is_check
+from manyranks.world import confine
 from manyranks.world.handed_in import Submission, submissions
 from manyranks.world.scratch import contents
 from manyranks.world.trouble import FORMULA, named, no_column, printable
@@ -209,15 +210,17 @@ def main(arguments: list[str] | None = None) -> str | None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a letter
     print(f"limits on learners' code here: {', '.join(apart.fences())}")
-    if chosen.fewer_fences and (lacking := apart.lacks()):
+    solutions = chosen.released.resolve().parent / "solutions"
+    if chosen.fewer_fences and (lacking := apart.lacks(solutions)):
         print(f"WITHOUT A FENCE: {lacking}, and learners' code could do harm here", file=sys.stderr)
     try:
         done = read(chosen.csv) if chosen.csv and chosen.csv.exists() else []
-        solutions = chosen.released.resolve().parent / "solutions"
         if chosen.folder.resolve() in (here := Path.cwd(), *here.parents):
             raise ValueError(f"you are in {here}: start the command outside of the submissions, where no file is a student's")
         if chosen.folder.resolve() in (solutions, *solutions.parents):
             raise ValueError(f"{chosen.folder} holds {solutions}, whose code is run without fences: keep submissions apart")
+        if place := confine.opened(chosen.folder):
+            raise ValueError(f"ranks may read all of {place}, where Python is, and {chosen.folder} lies in it; move it")
         print(f"right answers: {'made anew from' if solutions.is_dir() else 'from the library, for there is no'} {solutions}")
         with apart.Judge(chosen.fewer_fences, solutions) as judge:
             keep = partial(write, chosen.csv) if chosen.csv else len

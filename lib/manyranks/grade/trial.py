@@ -35,6 +35,7 @@ from manyranks.world.trouble import Notes, Trouble, head, short, text, trouble
 from manyranks.world.world import Each, World
 
 CELLS = 12.0  # seconds that a notebook's cells may take on ranks that are new, before the clock of a case starts
+FREE = 2.0  # seconds of each run of the cells that a submission is not charged: new ranks import again what cells import
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s
 PATIENCE = 6.0  # times as long a run may last while other programs have the processors: its seconds are those that it had
 _LEAST_SECONDS = 2.0  # what a case gets when those before it have used the time up: a right one takes a part of a second
@@ -236,10 +237,10 @@ def _left(seconds: float) -> float:
     return round(min(seconds, max(_LEAST_SECONDS, budget.left)) if budget else seconds, 1)
 
 
-def spent(world: World) -> float:
-    """The seconds that the last run took, which the submission has no more."""
+def spent(world: World, free: float = 0.0) -> float:
+    """The seconds that the last run took, which the submission has no more, but for those that are free."""
     if budget:
-        budget.left -= world.took
+        budget.left -= max(0.0, world.took - free)
     return world.took
 
 
@@ -307,7 +308,7 @@ def _prepare(world: World, answer: Callable) -> None:
         world.run(callable, answer if confined else int)
     finally:
         world.timeout = seconds
-        spent(world)
+        spent(world, FREE)
 
 
 def _carried() -> int | None:

@@ -184,6 +184,12 @@ def readable() -> list[str]:
     return list(dict.fromkeys((*_SYSTEM, sys.base_prefix, sys.prefix, *packages)))
 
 
+def opened(folder: str | os.PathLike) -> str:
+    """Returns which of the readable ones has this folder in it, so that ranks may read it; empty where none has."""
+    inside, places = os.path.realpath(folder), map(os.path.realpath, readable())
+    return next((place for place in places if os.path.commonpath([place, inside]) == place), "")
+
+
 def _fence_files(libc, how: Confined) -> None:
     version = libc.syscall(_CREATE, None, 0, 1)
     if version < 1:
