@@ -56,7 +56,7 @@ _LINKS = {"inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], ""), "
 _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimizer": (style.GREEN, "")}
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
 _EQUAL = 1.005  # of the best plan's time
-_SIZE, _PLACES = (6.45, 3.9), ((0.6, 2.34, 2.75, 1.17), (4.45, 2.34, 2.0, 1.17), (2.6, 0.02, 3.85, 1.55))  # inches
+_SIZE, _PLACES = (6.45, 3.84), ((0.6, 2.28, 2.75, 1.17), (4.45, 2.28, 2.0, 1.17), (2.6, 0.02, 3.85, 1.49))  # inches
 _LETTERS = 40  # of a row's name
 
 
