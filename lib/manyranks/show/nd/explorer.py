@@ -56,8 +56,7 @@ _LINKS = {"inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], ""), "
 _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimizer": (style.GREEN, "")}
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
 _EQUAL = 1.005  # of the best plan's time
-_ROWS = 6  # steps: this plan's and others'
-_SIZE, _PLACES = (6.45, 4.3), ((0.6, 2.74, 2.75, 1.17), (4.45, 2.74, 2.0, 1.17), (2.6, 0.02, 3.85, 1.95))  # inches
+_SIZE, _PLACES = (6.45, 3.84), ((0.6, 2.28, 2.75, 1.17), (4.45, 2.28, 2.0, 1.17), (2.6, 0.02, 3.85, 1.49))  # inches
 _LETTERS = 40  # of a row's name
 
 
@@ -125,10 +124,10 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
         places, cost = [], attrgetter("cost")
         for name in _REMEDIES[self.part] if self.fits else _ROOM:
             places += enumerate(sorted((each for each in self.others(name) if each.fits), key=cost))
-            if not self.fits and len(places) >= _ROWS - 1:  # of _ROOM the first: to try all would take long
+            if not self.fits and len(places) >= len(TAKEN):  # of _ROOM the first: to try all would take long
                 break
         places.sort(key=lambda place: (place[0], place[1].cost))
-        return sorted((each for _, each in places[: _ROWS - 1]), key=cost)
+        return sorted((each for _, each in places[: len(TAKEN)]), key=cost)
 
     def change(self, other: "Layout") -> str:
         said = super().change(other)
@@ -212,7 +211,7 @@ class Plans(Board):
         look = {"size": 8, "outline": word}
         self._mesh = Bars(left, _LINKS, "", list(_AXES.values()), lambda twos: f"{2**twos:,.0f} ranks", 0, **look)
         self._memory = Bars(right, _HELD, "", [*_HELD, "together"], columns=0, **look)
-        self._steps = Steps(below, "", [""] * _ROWS, 0, **look)
+        self._steps = Steps(below, "", [""] * (1 + len(TAKEN)), 0, **look)
         self._names = Labels(below, left=1.0, name="names", **look)
         self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names.artist]
         right.set_xlim(0, 0.85)  # its texts are short
@@ -242,8 +241,8 @@ class Plans(Board):
         except ValueError as error:
             raise ValueError(f"{error}; “{TAKEN[0]}” loads the planner's best") if found else error from error
         own = kept(now.scenario.plan)
-        named = {_numbered(k, found): each for k, each in enumerate(found)} | ({"rule of thumb": now.rule()} if found else {})
-        others = [(_beside(f"{name}: ", each.plan, own), now.taking(each.plan)) for name, each in named.items() if each]
+        named = {_numbered(k, found): each for k, each in enumerate(found)}
+        others = [(_beside(f"{name}: ", each.plan, own), now.taking(each.plan)) for name, each in named.items()]
         others = others or [(f"with {now.change(each)}", each) for each in now.near()]
         self._show_axes(now)
         self._show_memory(now)
