@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 GALLERY, IMAGES = ROOT / "docs" / "gallery", ROOT / "notebooks" / "images"
 _COLOURS = 96  # as many as the pictures need: a third of the bytes
-_ROUNDS = 6  # of an all-reduce by a ring of four
+_ROUNDS = 3  # of a reduce-scatter by a ring of four
 _CELL = 14  # where lesson 00 has the careless ring, so that its picture and its report say the same
 
 
@@ -55,19 +55,20 @@ def main() -> None:
             _save(explorer.box, GALLERY / f"{name}.png")
             if name == "chapter_01_stepper":
                 (step,) = explorer.controls()
+                explorer.move(step, -1)
+                explorer.picture()
                 rounds = [_shot(explorer.box)]
                 for _ in range(_ROUNDS):
                     explorer.move(step)
                     explorer.picture()
                     rounds.append(_shot(explorer.box))
-                _save_moving(rounds, 1200, GALLERY / "ring.gif")
+                _save_moving(rounds, 1000, GALLERY / "ring.gif")
         before = [new_code_cell(_WATCHED)] + [new_code_cell("pass") for _ in range(_CELL - 2)]
         cells = [*before, new_code_cell(_CARELESS, metadata={"tags": ["raises-exception"]})]
         watched = stack.enter_context(browser.open("watched", cells))
         watched.run_all()
         hung = watched.page.locator(".jp-CodeCell").nth(_CELL - 1)
         _save(hung.locator(".manyranks-run"), IMAGES / "strip.png")
-        _save(hung, IMAGES / "deadlock.png")
         again = stack.enter_context(browser.open("again", cells))
         hangs = again.page.locator(".jp-CodeCell").nth(_CELL - 1)
         again.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells') }")  # and doesn't wait
@@ -88,7 +89,7 @@ def _save(element: Locator, path: Path) -> None:
 
 
 def _save_moving(frames: list[Image.Image], milliseconds: int, path: Path) -> None:
-    """One after the other, each different one once, on the largest one's size; the last one stays for four seconds."""
+    """One after the other, each different one once and for a second at most; the last one stays for four."""
     size = tuple(max(each.size[k] for each in frames) for k in (0, 1))
     shown, times = [], []
     for frame in frames:
@@ -96,7 +97,7 @@ def _save_moving(frames: list[Image.Image], milliseconds: int, path: Path) -> No
         page.paste(frame)
         page = page.quantize(_COLOURS, dither=Image.Dither.NONE)
         if shown and shown[-1].tobytes() == page.tobytes():
-            times[-1] += milliseconds
+            times[-1] = min(times[-1] + milliseconds, 1000)
         else:
             shown.append(page)
             times.append(milliseconds)
