@@ -17,7 +17,7 @@ import pytest
 from manyranks.grade import apart, trial
 from manyranks.grade.absent import Known, Source, stand_in
 from manyranks.grade.autograde import outputs
-from manyranks.grade.submission import checks, is_check
+from manyranks.grade.submission import called, checks, is_check
 from manyranks.world import confine, patience, sandbox
 from manyranks.world.errors import NotStarted
 from tests.conftest import ROOT, matrix
@@ -513,6 +513,8 @@ def test_magics_and_cells_that_end_python_cost_no_points():
     (check,) = (cell for cell in submission(RIGHT)["cells"] if is_check(cell))
     (found,) = checks(nbformat.v4.new_notebook(cells=[*cells, check]))
     assert [text for _, text in found.source.cells] == list(MAGICS.values())
+    nested = ["x" + ".y" * 90_000, "-" * 90_000 + "1"]  # which Python's parser gives up, each in its own way
+    assert [called(text) for text in nested] == [None, None]
     late = submission("%%time\n%matplotlib inline\ndisplay('x', In, Out, _)\n" + RIGHT)
     ends = ("import sys\nsys.exit('stop here')", "raise KeyboardInterrupt", "1 / 0")
     late["cells"][:0] = [nbformat.v4.new_code_cell(text) for text in ends]

@@ -6,6 +6,7 @@ from itertools import combinations
 import nbformat
 import pytest
 import torch
+from nbgrader.exchange.default.exchange import Exchange
 
 from manyranks.grade import apart, classroom, data_parallel
 from manyranks.grade.submission import is_check
@@ -81,15 +82,16 @@ def test_what_ranks_get_does_not_say_what_others_get(exercise):
 
 
 def test_a_course_beside_python_is_not_judged_for_its_right_answers_can_be_read(monkeypatch, tmp_path, capsys):
-    """As after `python -m venv .` in the course, or in a container's /usr/src."""
     monkeypatch.setattr(apart, "fences", lambda: [*confine.IMPORTANT])
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert not confine.opened(tmp_path / "course"), "as after `python -m venv .` in it: packages are in lib"
     with pytest.raises(RuntimeError, match=r"ranks may read all of .* with the right answers lies in it; move it"):
-        apart.Judge(solutions=tmp_path / "course" / "solutions")
+        apart.Judge(solutions=tmp_path / "lib" / "course" / "solutions")
     assert "may read" not in apart.lacks(ROOT / "solutions")
-    (tmp_path / "submitted").mkdir()
+    assert not any(map(confine.opened, (Exchange.root.default_value, "/usr/src/app"))), "where others' submissions may lie"
+    (submitted := tmp_path / "lib" / "submitted").mkdir(parents=True)
     with pytest.raises(SystemExit):
-        classroom.main([str(tmp_path / "submitted"), "--released", str(ROOT / "exercises"), "--fewer-fences"])
+        classroom.main([str(submitted), "--released", str(ROOT / "exercises"), "--fewer-fences"])
     assert "submitted lies in it; move it" in capsys.readouterr().err
 
 

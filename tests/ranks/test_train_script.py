@@ -336,19 +336,25 @@ def test_a_step_has_at_most_80_new_lines_and_the_script_620():
 
 
 def saving(folder: Path, dies: int | None = None, steps: int = 5, **sizes) -> tuple[list[torch.Tensor], dict]:
-    """This rank's losses and weights of a run that saves every two steps; rank 1 may die in a step."""
+    """This rank's losses and weights of a run that saves every two steps; rank 1 may die in the middle of a save."""
     losses: list[torch.Tensor] = []
 
     def change(module):
-        run = module.run
+        run, save = module.run, torch.save
 
         def recorded(*args):
-            if len(losses) + 1 == dies and torch.distributed.get_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
             losses.append(run(*args))
             return losses[-1]
 
+        def half(state, file):
+            save(state, file)
+            if state["step"] == dies:
+                os.truncate(file, 1000)
+                os.kill(os.getpid(), signal.SIGKILL)
+
         module.run = recorded
+        if dies and torch.distributed.get_rank() == 1:
+            torch.save = half
 
     plan = {"pp": 2, "cp": 2, "micro": 2, "experts": 4, "ep": 2, "clip": 0.3} | sizes
     found = weights(FAILURES, steps, change, folder=str(folder), every=2, **plan)

@@ -57,7 +57,7 @@ def called(source: str) -> tuple[tuple[str, ...], str] | None:
     """What a check asks for: (("zero", "shard"), "shard") of "grade.zero.shard(shard).show()"; None for any other text."""
     try:
         (statement,) = ast.parse(source).body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of what is nested too deep
         return None
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(ast.Call(function, [ast.Name(name)], []), "show"), [], [])):

@@ -33,9 +33,11 @@ _RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}  # version of Landlock -> number of right
 _DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")  # not zero: shared, it is memory that nobody counts
 _ETC = ("hosts", "resolv.conf", "nsswitch.conf", "host.conf", "localtime", "ld.so.cache", "passwd", "group", "gai.conf")
 _SYSTEM = (
-    *("/usr", "/lib", "/lib64", "/bin", "/sys/devices", "/sys/class/net", "/sys/bus"),
+    *("/bin", "/lib", "/lib64", "/usr/bin", "/usr/lib", "/usr/lib64", "/usr/share", "/usr/local/lib", "/usr/local/cuda"),
+    *("/sys/devices", "/sys/class/net", "/sys/bus"),
     *(f"/etc/{name}" for name in _ETC),
 )
+_OF_PYTHON = ("bin", "lib", "lib64", "pyvenv.cfg")  # what else is there may be a course, or nbgrader's exchange
 _OF_PROCESSES = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/sys")
 
 
@@ -181,7 +183,8 @@ def readable() -> list[str]:
 
     # Not all of sys.path: its first entry may be the course's own folder.
     packages = [os.path.dirname(os.path.dirname(file)) for file in (os.path.dirname(__file__), torch.__file__, numpy.__file__)]
-    return list(dict.fromkeys((*_SYSTEM, sys.base_prefix, sys.prefix, *packages)))
+    python = [os.path.join(prefix, part) for prefix in (sys.base_prefix, sys.prefix) for part in _OF_PYTHON]
+    return list(dict.fromkeys((*_SYSTEM, *python, *packages)))
 
 
 def opened(folder: str | os.PathLike) -> str:

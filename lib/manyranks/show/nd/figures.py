@@ -323,7 +323,8 @@ def _beside(row: Neighbour, first: Neighbour) -> str:
         return "not possible: " + textwrap.shorten(row.impossible, 40, placeholder=" …")
     change = f" ({row.slower:+.0%})".replace("-", "−") if abs(row.slower) >= _SAME else " (as long)" * (row is not first)
     size, again = written(row.time, row.peak.total).partition("|")[2], row.plan.recompute
-    said = {"none": "", "full": ", recompute full"}.get(again, f", {again}") * (row.fits and again != first.plan.recompute)
+    told = again != first.plan.recompute and not size.endswith("!")  # what doesn't fit has no room for more words, either
+    said = {"none": "", "full": ", recompute full"}.get(again, f", {again}") * told
     return f"{units.duration(row.time.seconds)}{change}|{size}{said}"
 
 
