@@ -90,8 +90,8 @@ ANSWERS = {
         ("", {"tp": 16}, "memory per GPU: 39 of 80 GB", "waiting: 23%"),
         ("two nodes", {}, "layer time: 14.6 ms", "waiting: 42%"),
         ("NVL72", {}, "layer time: 10.1 ms", "waiting: 24%"),
-        ("small model", {}, "MFU: 31%", "t = 8"),
-        ("small model", {"tp": 1}, "memory per GPU: 44.4 of 80 GB", "MFU: 56%", "t = 1"),
+        ("small model", {}, "MFU: 31%", "TP 8"),
+        ("small model", {"tp": 1}, "memory per GPU: 44.4 of 80 GB", "MFU: 56%", "TP 1"),
     ),
     "07_context": (
         show.context,

@@ -185,7 +185,7 @@ SAID = [
     (WHOLE | FLASH, "Limit: none: every layer fits, so no layer"),
     (WHOLE | FLASH | {"budget": 8e9}, ": the optimal plan fits, with"),
     ({"strategy": "every layer", "sequence_parallel": False, "budget": 4e9}, ": sequence parallelism fits, with 32.9%"),
-    ({"seq": 65536, "microbatch": 1, "tp": 4, "strategy": "optimal", "budget": 4e9} | FLASH, ": t = 8 fits, with"),
+    ({"seq": 65536, "microbatch": 1, "tp": 4, "strategy": "optimal", "budget": 4e9} | FLASH, ": TP 8 fits, with"),
     (WIDE, ": no single control helps; change several, or split each sequence over more ranks (chapter 07)."),
     ({"seq": 4096, "microbatch": 32, "budget": 1e9} | FLASH, ": a micro-batch of 1 fits, with"),
     ({"count": 64}, "Not possible: C = 64 segments of 48 layers of megatron-22b: choose C up to 48"),

@@ -277,11 +277,11 @@ def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message(
 
 LIMITS = [
     ({"cp": 1, "seq": 2**14}, "Limit: compute: one rank sends nothing."),
-    ({"cp": 1}, "Does not fit. Limit: memory; c = 8 fits."),
-    ({"seq": 2**20, "cp": 32}, "Limit: memory; c = 64 fits."),
+    ({"cp": 1}, "Does not fit. Limit: memory; CP 8 fits."),
+    ({"seq": 2**20, "cp": 32}, "Limit: memory; CP 64 fits."),
     ({"model": "gpt3-175b", "cluster": "a100-dgx", "seq": 2**20, "layout": "zigzag"},
      "Limit: memory; no value of c or t makes it fit: recompute whole layers"),
-    ({"model": "gpt3-175b", "seq": 2**18, "layout": "zigzag"}, "Does not fit. Limit: memory; t = 32 fits."),
+    ({"model": "gpt3-175b", "seq": 2**18, "layout": "zigzag"}, "Does not fit. Limit: memory; TP 32 fits."),
     ({"cp": 64, "layout": "zigzag"}, "Limit: messages between nodes; with ring-ulysses: 14.9 ms."),
     ({"model": "gpt3-175b", "seq": 2**15, "cp": 32, "variant": "ulysses"}, "Limit: messages between nodes."),
     ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs use 2.31 times the GPU time of one."),

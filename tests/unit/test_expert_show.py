@@ -89,7 +89,7 @@ def test_held_and_used_are_the_shapes_parameters_and_flops():
     lengths = [[bar.get_width() for bar in bars] for axes in (held, used) for bars in axes.containers]
     assert lengths[0] == [shape.parameters for shape in SHAPES]
     assert lengths[1] == [shape.active_parameters for shape in SHAPES]
-    assert lengths[2] == [flops.per_token(shape, 4096, "full") for shape in SHAPES]
+    assert lengths[2] == [flops.per_token(shape, 4096, "causal") for shape in SHAPES]
     assert texts(held) == ["46.7 B, used: 12.9 B", "671 B, used: 37.6 B", "406 B: all"]
 
 

@@ -308,8 +308,8 @@ def test_a_closed_form_is_said_to_be_the_bubble_where_it_is(name):
         ("interleaved", {"m": 6, "v": 3}, "p does not divide m (bubble 3 with m = 8)"),
         ("gpipe", {}, "warm-up and drain (more micro-batches dilute them)"),
         ("gpipe", {"m": 32}, "memory; 1F1B fits"),
-        ("1f1b", {"pp": 1}, "memory; p = 2 fits"),
-        ("1f1b", {"model": "llama3-70b"}, "memory; t = 8 fits"),
+        ("1f1b", {"pp": 1}, "memory; PP 2 fits"),
+        ("1f1b", {"model": "llama3-70b"}, "memory; TP 8 fits"),
         ("1f1b", {"model": "llama3-405b"}, "memory; no single control helps"),
         (
             "1f1b",

@@ -201,12 +201,12 @@ def test_the_line_is_where_the_node_ends(cluster, row):
 
 
 SAID = [
-    ({"tp": 1}, "Does not fit. Limit: memory; t = 8 fits."),
+    ({"tp": 1}, "Does not fit. Limit: memory; TP 8 fits."),
     ({"tp": 1, "model": "small GPT", "dp": 1, "pp": 1}, "Limit: compute: one GPU sends nothing"),
     ({"tp": 32}, "Limit: the node boundary: with 32 GPUs per node, a layer would take 15 ms"),
     ({"sequence_parallel": False}, "Does not fit. Limit: memory; sequence parallelism fits."),
     ({"pp": 1, "dp": 1, "sequence_parallel": False}, "Limit: memory; no single control helps: change two"),
-    ({}, "Limit: the bubble of p = 16, 19% of a step (chapter 05); in a layer, communication: only rings of chunks would"),
+    ({}, "Limit: the bubble of PP 16, 19% of a step (chapter 05); in a layer, communication: only rings of chunks would"),
     ({"dp": 128, "pp": 1, "recompute": "full"}, "Limit: gradients and parameters of d = 128, 18% of a step (ch"),
     ({"cluster": "b200-dgx", "pp": 1, "recompute": "full", "overlap_tensor": False}, "; with overlap: 2"),
     ({"model": "llama3-8b", "cluster": "a100-dgx", "pp": 1, "sequence_parallel": False}, "Limit: small matmuls, norms"),

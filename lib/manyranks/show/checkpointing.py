@@ -154,7 +154,7 @@ bubble = time.bubble + {again} * (full.bubble - none.bubble)
 """
 _PRINTS = {"exposed communication": "percent(exposed / seconds)", STEP: "duration(seconds)"}
 _PRINTS |= {MFU: "percent(time.mfu * time.seconds / seconds)", BUBBLE: "percent(bubble / seconds)"}
-_WORDS = {"attention": "flash attention", "strategy": "the optimal plan", "microbatch": "a micro-batch of {}", "tp": "t = {}"}
+_WORDS = {"attention": "flash attention", "strategy": "the optimal plan", "microbatch": "a micro-batch of {}"}
 _CONTROLS = "model seq microbatch dp tp sequence_parallel pp attention strategy count budget"
 
 

@@ -172,9 +172,9 @@ _PARTS |= {"it waits for rank 0's products": ("#fdd9b5", "////", style.ORANGE)}
 
 @style.styled
 def parameters(*shapes: ModelShape) -> style.Figure:
-    """Draws what models hold beside what a token uses of it: parameters, and the FLOPs of training on it, with s = 4,096."""
+    """Draws what models hold beside what a token uses of it: parameters, and the FLOPs of training on it, s = 4,096, causal."""
     fig, (held, used) = style.figure(columns=2, width=9.2, height=1.3 + 0.62 * len(shapes), sharey=True)
-    rows, work = range(len(shapes)), [flops.per_token(shape, 4096, "full") for shape in shapes]
+    rows, work = range(len(shapes)), [flops.per_token(shape, 4096, "causal") for shape in shapes]
     every, active = ([getattr(shape, name) for shape in shapes] for name in ("parameters", "active_parameters"))
     bars = held.barh(rows, every, 0.62, label="held: all parameters", **_HELD), used.barh(rows, work, 0.34, **_USED)
     held.barh(rows, active, 0.34, label="used: those that a token meets", **_USED)
@@ -187,7 +187,7 @@ def parameters(*shapes: ModelShape) -> style.Figure:
         axes.locator_params(axis="x", nbins=5)
         axes.tick_params(axis="y", length=0, grid_linewidth=0)
     held.set(title="Held", xlabel="parameters", ylim=(len(shapes) - 0.5, -0.5), yticks=rows, yticklabels=names)
-    used.set(title="Used", xlabel="FLOPs of a token, forward + backward, s = 4,096")
+    used.set(title="Used", xlabel="FLOPs of a token, forward + backward, s = 4,096, causal")
     held.xaxis.set_major_formatter(lambda number, _: f"{number / 1e9:,.0f} B" if number else "0")
     used.xaxis.set_major_formatter(EngFormatter("FLOP"))
     fig.legend(loc="outside upper left", ncols=2, handlelength=1.8)

@@ -279,13 +279,12 @@ for place, (name, v) in {both}.items():
 
 # The controls that may make room in memory.
 _ROOM = {"first": NAMES.values(), "pp": range(1, 9), "tp": (1, 2, 4, 8)}
-_WORDS = {"pp": "p = {}", "tp": "t = {}"}
 
 
 class Schedules(namedtuple("Schedules", "first second model cluster dp tp pp m v F I W message"), Setting):
     """Holds what the controls say. F, I, W: of a micro-batch on all stages of a rank; message: between two stages; one unit."""
 
-    choices, room, words = _ROOM, tuple(_ROOM), _WORDS
+    choices, room = _ROOM, tuple(_ROOM)
 
     @property
     def scenario(self) -> Scenario:
@@ -313,7 +312,7 @@ class Schedules(namedtuple("Schedules", "first second model cluster dp tp pp m v
     def said(self) -> Said:
         """Says what both schedules do, and what the upper one makes of a step, where theory has its time."""
         both, numbers = [(name, self.run(name)) for name in (self.first, self.second)], {}
-        where = f"{theory.WRITTEN[self.first]} above {theory.WRITTEN[self.second]}, p = {self.pp}, m = {self.m}"
+        where = f"{theory.WRITTEN[self.first]} above {theory.WRITTEN[self.second]}, PP {self.pp}, m = {self.m}"
         for place, (_, shown) in zip(("upper", "lower"), both, strict=True):
             late = f" + late {shown.late:.4g}" * (shown.late > 0)
             numbers[f"{place} makespan"] = f"work {shown.work:.4g} + bubble {shown.bubble:.4g}{late}"

@@ -212,11 +212,11 @@ CLUSTERS = ("a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "tpu-
 _TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
 _ROOM = {"sequence_parallel": [True], "tp": DEGREES, "pp": SHARED["pp"][1], "recompute": ("selective", "full")}
 _REMEDIES = {"communication": ["overlap_tensor"], "small matmuls": ["sequence_parallel"]}
-_WORDS = {"overlap_tensor": "overlap", "tp": "t = {}", "pp": "p = {}"}
+_WORDS = {"overlap_tensor": "overlap"}
 _PRINTS = {"layer time": "duration(layer.seconds)", "kept per layer": "size(tensor.saved(shape, plan).total)"}
 _PRINTS |= {"waiting": "percent((layer.forward.tensor + layer.backward.tensor) / layer.seconds)"}
-_ASIDE = {"bubble": "the bubble of p = {pp}, {share} of a step (chapter 05)"}
-_ASIDE |= {"data": "gradients and parameters of d = {dp}, {share} of a step (chapters 02 and 03)"}
+_ASIDE = {"bubble": "the bubble of PP {pp}, {share} of a step (chapter 05)"}
+_ASIDE |= {"data": "gradients and parameters of DP {dp}, {share} of a step (chapters 02 and 03)"}
 _ASIDE |= {"pipeline": "messages between stages, {share} of a step (chapter 05)"}
 
 
@@ -274,7 +274,7 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         return back.bytes + there.bytes * (2 if plan.recompute == "full" else 1)
 
     def where(self) -> str:
-        return f"{self.model}, t = {self.tp}, {self.cluster}"
+        return f"{self.model}, TP {self.tp}, {self.cluster}"
 
     def numbers(self) -> dict[str, str]:
         seconds = self.layer().seconds

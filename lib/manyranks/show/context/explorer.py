@@ -34,7 +34,7 @@ TILE = 128  # of flash attention's kernels
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks, and hops
 _NOT = "not possible"
-_CHOICES, _WORDS = {"variant": VARIANTS, "layout": context.LAYOUTS}, {"cp": "c = {}", "tp": "t = {}"}
+_CHOICES = {"variant": VARIANTS, "layout": context.LAYOUTS}
 _REMEDIES = {"slower": ["layout"], "messages": ["variant"]}
 _PRINTS = {"attention takes": 'duration(attention.both("seconds"))'}
 for _part, _name in {"slower": "waits for slower ranks", "messages": "waits for messages"}.items():
@@ -50,7 +50,7 @@ class Shared(namedtuple("Shared", "model cluster seq cp tp causal layout variant
     ulysses: how many ranks exchange heads if a ring is around them; 0 for as many as a node has and the heads allow
     """
 
-    choices, remedies, room, words = _CHOICES, _REMEDIES, ("cp", "tp"), _WORDS
+    choices, remedies, room = _CHOICES, _REMEDIES, ("cp", "tp")
     note = "The step time assumes a causal mask, evenly balanced ranks, and a plain ring in place of ring-ulysses."
 
     @property
@@ -140,7 +140,7 @@ class Shared(namedtuple("Shared", "model cluster seq cp tp causal layout variant
         return context.hops(*two, cluster, self.layout, self.causal, TILE).compute[1], message
 
     def where(self) -> str:
-        return f"{self.model}, s = {self.seq:,}, c = {self.cp}, {self.cluster}"
+        return f"{self.model}, s = {self.seq:,}, CP {self.cp}, {self.cluster}"
 
     def numbers(self) -> dict[str, str]:
         longest, (_, slower, messages) = self.longest(), (percent(each / self.seconds) for each in self.spent())
