@@ -207,7 +207,7 @@ SAID = [
     ({"sequence_parallel": False}, "Does not fit. Limit: memory; sequence parallelism fits."),
     ({"pp": 1, "dp": 1, "sequence_parallel": False}, "Limit: memory; no single control helps: change two"),
     ({}, "Limit: the bubble of PP 16, 19% of a step (chapter 05); in a layer, communication: only rings of chunks would"),
-    ({"dp": 128, "pp": 1, "recompute": "full"}, "Limit: gradients and parameters of d = 128, 18% of a step (ch"),
+    ({"dp": 128, "pp": 1, "recompute": "full"}, "Limit: gradients and parameters of DP 128, 18% of a step (ch"),
     ({"cluster": "b200-dgx", "pp": 1, "recompute": "full", "overlap_tensor": False}, "; with overlap: 2"),
     ({"model": "llama3-8b", "cluster": "a100-dgx", "pp": 1, "sequence_parallel": False}, "Limit: small matmuls, norms"),
     ({"model": "small GPT", "tp": 4, "pp": 1}, "Limit: kernel launches: each of the 4 GPUs launches as many kernels as one"),
