@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from manyranks.theory import ModelShape, context
+from manyranks.theory import ModelShape, Plan, context, step
 from manyranks.theory.cluster import clusters
-from manyranks.theory.nd import formulas, tokens
+from manyranks.theory.nd import formulas, rules, tokens
 from manyranks.theory.shapes import models
 
 H100 = clusters["h100-dgx"]
@@ -134,3 +134,13 @@ def test_an_axis_that_is_none_is_refused_before_tokens_are():
 
 def test_a_degree_that_does_not_divide_the_usual_tokens_is_checked_with_others():
     assert tokens.check("tp", models["gpt3-175b"], H100, 6).agreement == pytest.approx(1, rel=0.05)
+
+
+def test_the_numbers_that_lesson_10_says_in_prose():
+    llama, h100, rack = models["llama3-70b"], clusters["h100-dgx"], clusters["gb200-nvl72"]
+    found = [each.accelerator.flops / each.of(gpus).route(gpus).ring.bandwidth for each, gpus in ((h100, 64), (rack, 288))]
+    assert [round(t, -1) for t in found] == [2470, 2780]
+    assert round(rules.rule(llama, h100, 1024, 8192, 1024).time.tensor, 1) == 1.3
+    plan = Plan(dp=64, cp=2, tp=8, seq=8192, batch=1024, zero=3)
+    assert plan.tokens / plan.gpus / plan.microbatches == 512
+    assert f"{step.estimate(llama, plan, h100).mfu:.0%}" == "17%"
