@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from manyranks.theory import ModelShape, Plan, context, step
+from manyranks.theory import ModelShape, Plan, context, planner, step
 from manyranks.theory.cluster import clusters
 from manyranks.theory.nd import formulas, rules, tokens
 from manyranks.theory.shapes import models
@@ -144,3 +144,7 @@ def test_the_numbers_that_lesson_10_says_in_prose():
     plan = Plan(dp=64, cp=2, tp=8, seq=8192, batch=1024, zero=3)
     assert plan.tokens / plan.gpus / plan.microbatches == 512
     assert f"{step.estimate(llama, plan, h100).mfu:.0%}" == "17%"
+    found = planner.search(llama, h100, gpus=1024, seq=8192, batch=1024, stack="torchtitan")
+    sharded = next(each for each in found if each.plan.zero == 3)
+    assert found[0].plan.zero == 1
+    assert planner.tie(sharded.time, found[0].time)
