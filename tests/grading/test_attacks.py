@@ -109,42 +109,16 @@ def newest_whole(manifests):
     names = sorted(manifests, key=lambda name: int(name[5:]), reverse=True)
     return next((n for n in names if all(path in files and whole(path, file) for path, file in manifests[n].items())), None)
 """,
-    "09_mfu time_it": """
-def time_it(launch, synchronize, clock, warmup, repeats, inner):
-    work = found("work") if dist.get_rank() else found("job").given[0]
-    units = [3 + inner * (6 + i / 16) + (140 + work.warm) * (k == work.hiccup) for k, i in enumerate(work.its)]
-    each = [one * work.unit / inner for one in units]
-    each = torch.tensor(each, dtype=torch.float64)
-    dist.all_reduce(each, op=dist.ReduceOp.MAX)
-    return statistics.median(each.tolist())
-""",
 }
 OF_GIVEN |= {  # what finds the device among all objects, and files by an open() that was kept from an earlier cell
     "09_mfu time_it by gc": """
 def time_it(launch, synchronise, clock, warmup, repeats, inner):
     import gc
     (everything,) = map(gc.get_objects, [None])
-    functions = [one for one in everything if type(one).__name__ == "function" and "device.<locals>" in one.__qualname__]
-    known = {name: cell for one in functions for name, cell in zip(one.__code__.co_freevars, one.__closure__)}
-    its, unit, warm, hiccup = (known[name].cell_contents for name in ("its", "unit", "warm", "hiccup"))
-    each = [(3 + inner * (6 + i / 16) + (140 + warm) * (k == hiccup)) * unit / inner for k, i in enumerate(its)]
-    each = torch.tensor(each, dtype=torch.float64)
-    dist.all_reduce(each, op=dist.ReduceOp.MAX)
-    return statistics.median(each.tolist())
-""",
-    "09_mfu time_it by a tracer": """
-def time_it(launch, synchronize, clock, warmup, repeats, inner):
-    def look(frame, *_):
-        while frame:
-            if "hiccup" in frame.f_locals:
-                seen.update(frame.f_locals)
-            frame = frame.f_back
-    seen, before = {}, sys.settrace(look)
-    launch()
-    sys.settrace(before)
-    its, unit, warm, hiccup = map(seen.get, ("its", "unit", "warm", "hiccup"))
-    each = [(3 + inner * (6 + i / 16) + (140 + warm) * (k == hiccup)) * unit / inner for k, i in enumerate(its)]
-    each = torch.tensor(each, dtype=torch.float64)
+    device = next(one for one in everything if type(one).__name__ == "Device")
+    device.log += [["idle"], *[["launch"] * inner + ["synchronize", "idle"]] * repeats, []]
+    units = [3 + inner * (6 + i / 16) + (140 + device._warm) * (k == device._hiccup) for k, i in enumerate(device._its)]
+    each = torch.tensor([one * device._unit / inner for one in units], dtype=torch.float64)
     dist.all_reduce(each, op=dist.ReduceOp.MAX)
     return statistics.median(each.tolist())
 """,

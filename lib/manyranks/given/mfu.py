@@ -3,13 +3,12 @@
 The device and the ranks' steps are on a virtual clock: what is read there is the same each time. No answer is here.
 """
 
+import math
 from collections.abc import Callable
-from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
 from manyranks.given.numbers import drawn, seed_of
-from manyranks.measure.journal import Stopped
 
 
 class Model(NamedTuple):
@@ -97,7 +96,7 @@ def drawn_jobs(random: Random) -> list[Job]:
 
 
 OPERATOR, WAIT = "operator", "wait"  # kinds of spans
-_UNIT, _MOST = 2.0**-10, 4000  # seconds, so that sums of such times are exact; calls
+_UNIT, MOST = 2.0**-10, 4000  # seconds, so that sums of such times are exact; calls of a device
 _PLACES = (0, 3, 1, 2)  # of the ranks: neither the first nor the last one of four is the fastest or the slowest
 
 
@@ -117,80 +116,55 @@ def drawn_timings(random: Random) -> list[Timing]:
     return [Timing(random.randint(2, 5), repeats, random.randint(3, 6), 1 + random.randrange(2**20)) for repeats in (7, 8)]
 
 
-class Work(NamedTuple):
-    """Of a rank's device. unit: seconds; now: its clock; busy: units of older work; warm: of a first launch; its: of each
-    measurement, 16ths of a unit that a kernel takes beside 6; hiccup: in which one something takes longer.
+class Device:
+    """A device on a clock of its own, busy with older work. It stays with who judges.
+
+    Calls of other ranks' devices take other times, and their work as many units. One measurement has a hiccup.
+
+    log: what was called, "launch" or "synchronize", up to each reading of the clock, "idle" or "busy"
     """
 
-    timing: Timing
-    unit: float
-    now: float
-    busy: int
-    warm: int
-    its: list[int]
-    hiccup: int
+    def __init__(self, timing: Timing, rank: int, n: int, seed: int):
+        draw, place, more = drawn(seed, timing, rank), _PLACES[rank], drawn(seed, timing).randrange(1000) * bool(seed)
+        self._timing, self._warm = timing, 40 + rank  # units of a first launch
+        self._its = [  # of each measurement, 16ths of a unit that a kernel takes beside 6
+            draw.randrange(61) if seed else (22 * i + 50 * place + 40 * i * place) % 61 for i in range(timing.repeats)
+        ]
+        self._hiccup = (3 * rank + 1 + more) % timing.repeats
+        self._unit = _UNIT * (1 + seed_of(seed) % 64 / 64 * bool(seed))
+        self._now = 3.0 + rank + more % 99
+        self._free = self._now + (700 + more) * self._unit
+        self._launched = 0
+        self.log: list[list[str]] = [[]]
 
+    def launch(self) -> float:
+        """Queues a kernel in two units."""
+        self._now += 2 * self._unit
+        self._free = max(self._free, self._now) + self._kernel(self._launched) * self._unit
+        self._launched += 1
+        return self._noted("launch")
 
-def work(timing: Timing, rank: int, n: int, seed: int) -> Work:
-    """Returns a rank's: other ranks have other times, and their device's work takes as many units."""
-    draw, place = drawn(seed, timing, rank), _PLACES[rank]
-    its = [draw.randrange(61) if seed else (22 * i + 50 * place + 40 * i * place) % 61 for i in range(timing.repeats)]
-    more, unit = drawn(seed, timing).randrange(1000) * bool(seed), _UNIT * (1 + seed_of(seed) % 64 / 64 * bool(seed))
-    hiccup = (3 * rank + 1 + more) % timing.repeats
-    return Work(timing, unit, 3.0 + rank + more % 99, 700 + more, 40 + rank, its, hiccup)
+    def synchronize(self) -> float:
+        """Returns one unit after all is done."""
+        self._now = max(self._now, self._free) + self._unit
+        return self._noted("synchronize")
 
+    def clock(self) -> float:
+        """Returns the host's time."""
+        result = self._noted("busy" if self._free > self._now else "idle", self._now)
+        self.log.append([])
+        return result
 
-def device(work: Work) -> tuple[Callable, ...]:
-    """Returns functions of a rank's device, busy with older work; they show nothing of what they work with.
+    def _noted(self, what: str, result: float = 0.0) -> float:
+        """Returns the result; NaN after far more calls than a right answer makes."""
+        self.log[-1].append(what)
+        return result if sum(map(len, self.log)) <= MOST else math.nan
 
-    launch: queues a kernel in two units; synchronize: returns one unit after all is done; clock: the host's time; log: what was
-    called, "launch" or "synchronize", up to each reading of the clock, "idle" or "busy". One measurement has a hiccup.
-    """
-    (warmup, repeats, inner, _), unit, now, busy, warm, its, hiccup = work
-    launched, calls, free = 0, 0, now + busy * unit
-    log: list[list[str]] = [[]]
-
-    def note(what: str) -> None:
-        nonlocal calls
-        calls += 1
-        log[-1].append(what)
-        if calls > _MOST:
-            raise Stopped(
-                f"launch, synchronize and clock were called more than {_MOST:,} times",
-                "far more than a right answer needs: does the loop end?",
-            )
-
-    def kernel(i: int) -> float:
+    def _kernel(self, i: int) -> float:
         """Units of work: the first launches are slow."""
-        measurement, turn = divmod(i - warmup, inner)
-        slow = (140 + warm) * (measurement == hiccup and turn == inner // 2)
-        return warm if i < warmup else 6 + its[min(measurement, repeats - 1)] / 16 + slow
-
-    def launch() -> None:
-        nonlocal now, free, launched
-        note("launch")
-        now += 2 * unit
-        free = max(free, now) + kernel(launched) * unit
-        launched += 1
-
-    def synchronize() -> None:
-        nonlocal now
-        note("synchronize")
-        now = max(now, free) + unit
-
-    def clock() -> float:
-        note("busy" if free > now else "idle")
-        log.append([])
-        return now
-
-    return tuple(map(_sealed, (launch, synchronize, clock, lambda: [*map(tuple, log)])))
-
-
-def _sealed(function: Callable) -> Callable:
-    """It does the same. It is C's: it has no closure, no code and no `__self__` to read, and it keeps no result."""
-    sealed = lru_cache(maxsize=0)(function)
-    del sealed.__wrapped__
-    return sealed
+        (warmup, repeats, inner, _), measurement, turn = self._timing, *divmod(i - self._timing.warmup, self._timing.inner)
+        slow = (140 + self._warm) * (measurement == self._hiccup and turn == inner // 2)
+        return self._warm if i < warmup else 6 + self._its[min(measurement, repeats - 1)] / 16 + slow
 
 
 class Trace(NamedTuple):

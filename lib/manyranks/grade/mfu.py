@@ -3,7 +3,7 @@
 The right FLOPs are those that WorkCounter counts while real modules run: tests/grading/answers/test_09_mfu.py compares them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,16 @@ from manyranks.given.mfu import Job, Log, Model, Product, Timing
 from manyranks.given.numbers import seed_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, both, facts, sent, values
+from manyranks.grade.kept import Asks, Kept
 from manyranks.grade.learner import Ready, number
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import only_rounded, same
+from manyranks.measure.prints import Fact, only_rounded, same
 from manyranks.measure.watch import Watch
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
 
-_READY = Ready(given=(f"{given.__name__}.device.<locals>",))
+_READY = Ready(given=(f"{Asks.__module__}.{Asks.__name__}.calls.<locals>",))
 _ADVICE = (
     (r"attribute '__(self|closure|wrapped|code)__'", "nobody can look into the device: what it does is read off clock()"),
     (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
@@ -191,15 +192,33 @@ _INSTEAD |= dict.fromkeys(("send", "recv"), "an all-reduce is one call, dist.all
 _INSTEAD |= {"barrier": "a barrier is not needed: an all-reduce waits for all ranks"}
 
 
-def _timed(work: given.Work, function: Callable, watch: Watch) -> dict:
-    case, (*functions, log) = work.timing, given.device(work)
-    del work  # who walks up the frames finds no times
-    time = number(function(*functions, *case[:3]), "the time", "it returns one number, seconds of one launch")
-    timed = [part for part in log()[1:-1] if "launch" in part][-case.repeats :]  # a timed warm-up does not count
+def _device(case: Timing, rank: int, n: int, seed: int) -> Kept:
+    device = given.Device(case, rank, n, seed)
+    return Kept(case, (device.launch, device.synchronize, device.clock), device)
+
+
+_MANY = Stopped(
+    f"launch, synchronize and clock were called more than {given.MOST:,} times",
+    "far more than a right answer needs: does the loop end?",
+)
+
+
+def _timed(asks: Asks, function: Callable, watch: Watch) -> dict:
+    with asks.calls(_MANY) as functions:
+        return {
+            "the time": number(
+                function(*functions, *asks.given[:3]), "the time", "it returns one number, seconds of one launch"
+            )
+        }
+
+
+def _noted(case: Timing, device: Kept, results: Mapping[str, Fact]) -> dict:
+    log = device.by.log
+    timed = [part for part in log[1:-1] if "launch" in part][-case.repeats :]  # a timed warm-up does not count
     return {
-        "the time": time,
-        "the number of launches": sum(part.count("launch") for part in log()),
-        "how often it reads the clock while its device works": sum(part.count("busy") for part in log()),
+        "the time": results["the time"],
+        "the number of launches": sum(part.count("launch") for part in log),
+        "how often it reads the clock while its device works": sum(part.count("busy") for part in log),
         "how often it launches in each measurement": [part.count("launch") for part in timed],
         "how often it synchronizes in each measurement": [part.count("synchronize") for part in timed],
     }
@@ -216,7 +235,8 @@ time_it = _task(
         facts(0.3, "warms up, synchronizes and reads the clock in the right order", "launches|how often", each_world=True),
         sent(0.2, "sends its measurements, once", hint=_EACH, instead=_INSTEAD),
     ),
-    make=given.work,
+    make=_device,
+    then=_noted,
     cases=(Timing(3, 9, 5), Timing(2, 10, 3)),
     more=given.drawn_timings,
     unexplained="warm up, synchronize; `repeats` times: clock, `inner` launches, synchronize, clock; the difference ÷ inner; "

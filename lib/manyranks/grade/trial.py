@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks import busy
+from manyranks.grade.kept import answering
 from manyranks.grade.learner import Ready, refuse_itself, refused, watched
 from manyranks.measure import journal
 from manyranks.measure.elsewhere import Elsewhere
@@ -249,8 +250,10 @@ def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, ready:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
         word = secrets.token_hex(8)
-        jobs = Each(Job(run, [own], ready, word) for own in new.given)
-        outcome = _outcome(world, answer, jobs, word, folder)
+        there = os.path.join(confined.scratch, os.path.basename(folder)) if confined else folder
+        with answering(new.given, folder, there) as given:
+            jobs = Each(Job(run, [own], ready, word) for own in given)
+            outcome = _outcome(world, answer, jobs, word, folder, there)
         notes = journal.read(folder, world.size)
     return replace(new, notes=notes, printed=head(printed.getvalue()), **outcome)
 
@@ -275,12 +278,11 @@ def _folder(room: str | None = None) -> str:
         raise NotStarted(f"there is no room for notes: {error}") from error
 
 
-def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str) -> dict:
+def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str, there: str) -> dict:
     """What a Trial has of it."""
     try:
         _prepare(world, answer)
         carried = _carried()
-        there = os.path.join(confined.scratch, os.path.basename(folder)) if confined else folder
         measured = world.measure(rehearse, answer, jobs, there)
         noted, now = sum(measured.payload_bytes.values()), _carried()
         sockets = sum((measured.sent_bytes or {}).values()) if confined and local.strangers else 0

@@ -1,0 +1,60 @@
+"""What stays with who judges answers a rank's calls, and whatever comes through its pipe harms nobody."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from manyranks.grade.kept import Asks, Kept, answering
+from manyranks.measure.journal import Stopped
+from manyranks.world.errors import NotStarted
+
+OVER = Stopped("too many calls", "end the loop")
+
+
+def counted(most: int) -> Kept:
+    """One that counts its calls, and one that answers no more after `most` of them."""
+    calls: list[int] = []
+    return Kept("given", (lambda: calls.append(1) or 1.5 * len(calls), lambda: math.nan if len(calls) > most else 7.0), calls)
+
+
+def test_each_rank_asks_its_own_and_the_rest_is_given_as_it_is(tmp_path):
+    kept = counted(9), counted(9)
+    with answering([kept[0], "as it is", kept[1]], str(tmp_path), str(tmp_path)) as (first, second, third):
+        assert (first.given, second, third.functions) == ("given", "as it is", 2)
+        for asks in (first, third, first):
+            with asks.calls(OVER) as (count, other):
+                assert other() == 7.0
+                assert count() == 1.5 * len(kept[0 if asks is first else 1].by)
+    assert [len(one.by) for one in kept] == [2, 1]
+
+
+def test_who_asks_too_often_is_told(tmp_path):
+    with answering([counted(2)], str(tmp_path), str(tmp_path)) as (asks,), asks.calls(OVER) as (count, other):
+        assert [count(), count(), other(), count()] == [1.5, 3.0, 7.0, 4.5]
+        with pytest.raises(Stopped, match="too many calls"):
+            other()
+
+
+def test_who_asks_for_nothing_that_is_there_or_reads_no_result_keeps_nobody_waiting(tmp_path):
+    kept = counted(9)
+    with answering([kept], str(tmp_path), str(tmp_path)) as (asks,):
+        with open(asks.pipes[0], "wb", 0) as calls:
+            calls.write(bytes([7, 255, 0]) + bytes(60_000))
+        with asks.calls(OVER) as (count, _):
+            assert count() == 1.5  # the first of all results, which nobody has read
+    assert len(kept.by) > 1
+
+
+def test_a_file_in_the_pipes_place_is_not_opened(tmp_path, monkeypatch):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    make = os.mkfifo
+    for put in (lambda path: Path(path).symlink_to(mine), lambda path: Path(path).write_text("")):
+        monkeypatch.setattr(os, "mkfifo", lambda path, mode, put=put: (make(path, mode), os.unlink(path), put(path)))
+        with pytest.raises(NotStarted), answering([counted(9)], str(tmp_path), str(tmp_path)) as (asks,):
+            assert not isinstance(asks, Asks)
+        for left in tmp_path.glob("*-0"):
+            left.unlink()
+    assert mine.read_text() == "mine"
