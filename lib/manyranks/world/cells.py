@@ -42,7 +42,7 @@ def current_number() -> int:
 
 
 def notebook_has(name: str) -> bool:
-    """Whether the notebook has a variable of this name."""
+    """Returns whether the notebook has a variable of this name."""
     return name in getattr(_shell(), "user_ns", {})
 
 

@@ -26,7 +26,7 @@ _AGAIN = 0.3  # seconds in which a rank that is debugged may ask for its next li
 
 @dataclass
 class Outcome:
-    """How a run went: the ranks' replies with the frames of their results, those that died, and what the others did."""
+    """The outcome of a run: the ranks' replies with the frames of their results, those that died, and what the others did."""
 
     ranks: tuple[int, ...]
     replies: dict[int, tuple] = field(default_factory=dict)  # rank -> (Reply, frames)
@@ -137,14 +137,14 @@ class _Gathering:
             pass
 
     def settled(self) -> bool:
-        """Whether, after a first trouble, the others have had the time to say that they are in trouble too."""
+        """Returns whether, after a first trouble, the others have had the time to say that they are in trouble too."""
         now = time.monotonic()
         if self.trouble is None or now - self._latest <= _QUIET:
             return False
         return now - self.trouble > _SETTLED or not self._computing()
 
     def _computing(self) -> bool:
-        """Whether a rank that has not replied waits for nobody: it may be about to raise, or have no processor."""
+        """Returns whether a rank that has not replied waits for nobody: it may be about to raise, or have no processor."""
         looks = self._team.look(self._outcome.missing, watch.BRIEFLY)
         return any(seen is None or seen.blocked is None for seen in looks.values())
 
@@ -244,7 +244,7 @@ class _Looks:
 
 
 def agree(outcome: Outcome) -> bool:
-    """Whether the group is as fresh: every collective issued by all of its ranks, every message received."""
+    """Returns whether the group is as good as new: every collective issued by all of its ranks, every message received."""
     replies = {rank: reply for rank, (reply, _) in outcome.replies.items()}
     if any(reply.broken for reply in replies.values()):
         return False

@@ -1,4 +1,4 @@
-"""What a rank may do that runs code of strangers: the kernel's own fences, put up before any of that code runs.
+"""The kernel's own fences around a rank that runs strangers' code, put up before any of that code runs.
 
 On Linux it reads Python and its packages only, writes into one folder, starts no process, signals none outside, changes no
 file's owner, rights or times, makes no UNIX socket, and has a limit on memory and on the size of files: Landlock, seccomp and
@@ -71,8 +71,14 @@ own_network = own_users = False  # whether this process has a network, and a use
 
 @dataclass(frozen=True)
 class Confined:
-    """scratch: the folder that may be written to; seen: the same one, as the kernel sees it. memory: bytes that a rank may have
-    beside what it has at the start. file: bytes of the largest file. readable: more folders that may be read."""
+    """The limits of a rank that runs strangers' code.
+
+    scratch: the folder that may be written to
+    seen: the same folder, as the kernel sees it
+    memory: bytes that a rank may have beside what it has at the start
+    file: bytes of the largest file
+    readable: more folders that may be read
+    """
 
     scratch: str
     seen: str = ""
@@ -82,7 +88,7 @@ class Confined:
 
 
 def confine(how: Confined, size: int = 1) -> None:
-    """From here on, this process. It has one thread still: fences hold for a thread and those that it starts.
+    """Puts up the fences around this process. It has one thread still: fences hold for a thread and those that it starts.
 
     size: how many ranks there are, whose threads are limited together.
 
@@ -108,7 +114,7 @@ def confine(how: Confined, size: int = 1) -> None:
 
 
 def fences() -> str:
-    """What holds on this machine, in words, for a teacher."""
+    """Names, for a teacher, the fences that hold on this machine."""
     if sys.platform != "linux":
         return "time, size of files"
     version = ctypes.CDLL(None).syscall(_CREATE, None, 0, 1)
@@ -119,7 +125,7 @@ def fences() -> str:
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """What strangers' code may see of a teacher's environment."""
+    """Returns the part of a teacher's environment that strangers' code may see."""
     return {name: environment[name] for name in KEPT if name in environment}
 
 
@@ -146,7 +152,7 @@ def leave_the_network() -> bool:
 
 @cache
 def _has_namespaces() -> bool:
-    """Tried in a process of its own."""
+    """Returns whether it can leave the network, tried in a process of its own."""
     if (pid := os.fork()) == 0:
         try:
             os._exit(0 if leave_the_network() else 1)
@@ -156,8 +162,10 @@ def _has_namespaces() -> bool:
 
 
 def limit(file: int, memory: int) -> None:
-    """Of this process: bytes of the largest file that it writes, and bytes of memory beside what it has.
+    """Limits the files that this process writes, and its memory.
 
+    file: bytes of the largest file
+    memory: bytes beside what it has
     Memory that can no longer be written to, or that grows downwards like a stack, counts among the addresses only.
     """
     for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, file)):
@@ -221,8 +229,7 @@ def _allow(libc, rules: int, path: str, rights: int) -> None:
 
 
 def _fence_processes(libc) -> None:
-    """No other call than those of syscalls.py: no fork, no other program, nothing that reaches another process; threads may
-    start."""
+    """Allows the calls of syscalls.py alone: threads, but no fork, no other program, nothing that reaches another process."""
     processor = platform.machine()
     if processor not in PROCESSORS:
         return
@@ -268,7 +275,7 @@ def _one_of(argument: int, values: tuple[int, ...], then: int, otherwise: int) -
 
 
 def _bits(argument: int, bits: int, then: int, otherwise: int) -> list[tuple]:
-    """`then` where all of them are set."""
+    """Steps that return `then` where all of these bits are set."""
     look = [(_LOAD, 0, 0, 16 + 8 * argument), (_AND, 0, 0, bits), (_EQUAL, 1, 0, bits)]
     return [*look, (_RETURN, 0, 0, otherwise), (_RETURN, 0, 0, then)]
 

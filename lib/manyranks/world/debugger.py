@@ -26,7 +26,7 @@ asking = False  # whether this rank waits for a line now
 
 @dataclass
 class Asked:
-    """What the debugger says before it waits for a line; or, with `files`, names of files whose source the rank lacks."""
+    """The debugger's words before it waits for a line; or, in `files`, names of files whose source the rank lacks."""
 
     text: str = ""
     files: list[str] = field(default_factory=list)
@@ -147,7 +147,7 @@ class Debugger(pdb.Pdb):
 
 
 def _unseen(file: str) -> bool:
-    """Whether it isn't the reader's, or is no file."""
+    """Returns whether it isn't the reader's, or is no file."""
     return machinery(file) or file.startswith(("<string>", "<frozen"))
 
 

@@ -35,7 +35,7 @@ def failure_report(rank: int, outcome: Outcome) -> str:
 
 
 def _hint(failure: Failure) -> str:
-    """What a reader may not know: the notebook's variables are not those of %%ranks cells."""
+    """Says what a reader may not know: the notebook's variables are not those of %%ranks cells."""
     missing = re.match(r"NameError: name '(\w+)' is not defined", failure.rendered)
     if failure.rendered.startswith("EOFError: EOF when reading a line"):
         return "nobody can type on a rank: call input() in the notebook, and send what it returns with world.set(name=...)"
@@ -54,7 +54,7 @@ def traceback_text(failure: Failure) -> str:
 
 
 def meanwhile(outcome: Outcome, ranks: list[int]) -> str:
-    """What these ranks do and for whom they wait, those that do the same together."""
+    """Says what these ranks do and for whom they wait; those that do the same are named together."""
     states, alike = states_of(outcome), {}
     for rank in ranks:
         culprit = waits_for(rank, outcome)
@@ -71,7 +71,7 @@ def _doing(state: str, culprit: int | None, ranks: list[int]) -> str:
 
 
 def stack_text(rank: int, seen: Whereabouts | None) -> str:
-    """Where a rank is at this moment, outermost line first."""
+    """Says where a rank is at this moment, outermost line first."""
     if seen is None:
         return f"rank {rank} does not answer"
     if not seen.running:
@@ -82,7 +82,7 @@ def stack_text(rank: int, seen: Whereabouts | None) -> str:
 
 
 def death_report(rank: int, outcome: Outcome, faults: str) -> str:
-    """How the process ended, the line it was on where that is known, and what the others did."""
+    """Says how the process ended, the line it was on where that is known, and what the others did."""
     parts = [f"rank {rank} {cause(outcome.deaths[rank], cells.label(_crash_place(faults)))}"]
     others = [r for r in sorted(outcome.deaths) if r != rank]
     parts += [f"rank {r} {cause(outcome.deaths[r])}" for r in others]
@@ -95,7 +95,7 @@ def death_report(rank: int, outcome: Outcome, faults: str) -> str:
 
 
 def _stopped(outcome: Outcome) -> list[str]:
-    """What the ranks were doing that were ended because of another; those that did the same in one line."""
+    """Says what each rank was doing that was stopped because of another; those that did the same share a line."""
     alike: dict[str, list[int]] = {}
     for rank, state in states_of(outcome).items():
         if rank in outcome.missing:
@@ -117,7 +117,7 @@ def _crash_place(faults: str) -> tuple[str, int] | None:
 
 
 def cause(code: int, where: str = "") -> str:
-    """How a process with this exit code ended, and where if that is known."""
+    """Says how a process with this exit code ended, and where if that is known."""
     died = f"died at {where}" if where else "died"
     if code == NODE_LOST:
         return f"{died} with its node: the machine, Ray on it, or the network to it is gone"
@@ -174,14 +174,14 @@ def _state(seen: Whereabouts | None, faults: str) -> str:
 
 
 def _waits(seen: Whereabouts) -> str:
-    """What a rank waits in, and where: "recv #0 of 16 bytes from rank 1 (cell 12, line 9)"."""
+    """Names what a rank waits in, and where: "recv #0 of 16 bytes from rank 1 (cell 12, line 9)"."""
     what = describe(seen.blocked) if isinstance(seen.blocked, Call) else f"torch.distributed's {seen.blocked}"
     place = seen.blocked.where if isinstance(seen.blocked, Call) else seen.place
     return f"{what} ({cells.label(place)})" if place else what
 
 
 def _sentences(outcome: Outcome) -> list[str]:
-    """One sentence a chain of ranks that wait for each other; a chain ends at a rank that does not wait, or closes."""
+    """Writes one sentence per chain of ranks that wait for each other; a chain ends at a rank that does not wait, or closes."""
     told: set[int] = set()
     sentences = []
     for rank, seen in sorted(outcome.whereabouts.items()):

@@ -1,4 +1,4 @@
-"""What can go wrong with a world, as exceptions whose text is the report that the reader sees."""
+"""Exceptions for what can go wrong with a world: their text is the report that the reader sees."""
 
 NODE_LOST = -256  # the exit code of a rank whose machine is gone: no signal has this number
 

@@ -161,7 +161,7 @@ def _kill(ranks: dict[int, int]) -> None:
 
 
 def _become_rank(channels: dict[str, int], foreign: tuple[int, ...], recorder) -> None:
-    """In the child: a session of its own, its own standard streams, then the rank's loop. Never returns."""
+    """Turns the child into a rank: a session of its own, its own standard streams, then the rank's loop. Never returns."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""What strangers have handed in: the notebooks below a folder, whose they are, and why one is not read."""
+"""The notebooks that strangers have handed in below a folder: whose they are, and why one is not read."""
 
 import os
 import unicodedata
@@ -65,12 +65,15 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
 
 
 def _composed(name: str) -> str:
-    """As it is shown: of a letter and its accent, some systems make two signs, and some one."""
+    """Spells a name as it is shown: some systems make two signs of a letter and its accent, and some one."""
     return unicodedata.normalize("NFC", name)
 
 
 def _one_each(found: list[Submission], folder: Path) -> Iterator[Submission]:
-    """Of a student one notebook an exercise; what is refused beside it costs nothing. None where two students may be meant."""
+    """Leaves each student one notebook per exercise, and none where two students may be meant; refuses the others.
+
+    What is refused beside a notebook that counts costs nothing.
+    """
     read, counts, lost = [one for one in found if not one.refused], set(), set()
     place = {one: (one.student, one.path.relative_to(folder).parts[0]) for one in found}
     tops = {place[one] for one in read}
@@ -89,7 +92,7 @@ def _one_each(found: list[Submission], folder: Path) -> Iterator[Submission]:
 
 
 def _few(own: list[Submission]) -> list[Submission]:
-    """A student's; of what is refused, the first few and how many more."""
+    """Keeps the first few of a student's refused notebooks, and says how many more there are."""
     refused = [one for one in own if one.refused]
     more = f"{len(refused) - _FEW} more files are not where a submission is, or are refused for other reasons"
     last = [one._replace(refused=more) for one in refused[_FEW : _FEW + 1]]

@@ -1,4 +1,4 @@
-"""What a run looks like while it lasts, in a notebook: a small cell for each rank, and a tab with what it prints.
+"""A run while it lasts, as a notebook shows it: a small cell for each rank, and a tab with what it prints.
 
 It appears after a second. A run that ends well takes it away; one that does not leaves its last state.
 """
@@ -39,7 +39,12 @@ _STOP = """<button style="white-space: nowrap; font-size: 12px; padding: 3px 8px
 
 
 class State(NamedTuple):
-    """What a rank does at this moment. sign, color: of its cell; words: short; more: who waits for whom, and where."""
+    """The state of a rank at this moment.
+
+    sign, color: of its cell
+    words: what it does, in short
+    more: who waits for whom, and where
+    """
 
     sign: str
     words: str
@@ -64,7 +69,7 @@ def live(outcome: Outcome, output: Output) -> Iterator["Live"]:
 
 
 class Nothing:
-    """Outside a notebook: text alone, as it comes."""
+    """Shows text alone, as it comes: outside a notebook."""
 
     def __init__(self, outcome: Outcome, output: Output):
         self._outcome, self._output = outcome, output
@@ -81,7 +86,7 @@ class Nothing:
 
 
 class Live(Nothing):
-    """In a notebook."""
+    """Shows each rank in a cell of its own: in a notebook."""
 
     def __init__(self, outcome: Outcome, output: Output):
         super().__init__(outcome, output)
@@ -159,7 +164,7 @@ class Live(Nothing):
 
 
 def _overwritten(text: str) -> str:
-    """What stands on each line in the end: \\r begins it anew, as progress bars do."""
+    """Returns what stands on each line in the end: \\r begins it anew, as progress bars do."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
 
 

@@ -36,14 +36,14 @@ def loopback() -> str:
 
 
 def readable(fd: int, seconds: float = 0.0) -> bool:
-    """Whether something can be read within this time. (select.select would refuse numbers from 1024 up.)"""
+    """Returns whether something can be read within this time. (select.select would refuse numbers from 1024 up.)"""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
 
 
 class RankProcess:
-    """One rank's process as the kernel sees it: sockets to talk to it, pipes with what it prints, its exit code."""
+    """A rank's process as the kernel sees it: sockets to talk to it, pipes with what it prints, its exit code."""
 
     gone = -signal.SIGKILL  # the exit code where none was written: the forkserver itself was killed, and the ranks with it
 
@@ -127,11 +127,11 @@ class RankProcess:
 
     @property
     def more(self) -> bool:
-        """Whether a message that followed has been read, as far as it had come."""
+        """Returns whether a message that followed has been read, as far as it had come."""
         return bool(self._stream.rest)
 
     def read(self, frames: list[messages.Frame], kind):
-        """What a message has, which is a `kind`. Raises plain.NotPlain where a confined rank has sent anything else."""
+        """Unpacks a message, which is a `kind`. Raises plain.NotPlain where a confined rank has sent anything else."""
         return plain.unpack(frames, kind) if self.confined else messages.unpack(frames)
 
     def question(self, kind: bytes) -> None:
@@ -152,7 +152,7 @@ class RankProcess:
         return None
 
     def fault_lines(self, seconds: float = 0.0) -> str:
-        """What faulthandler wrote: the Python lines that a crashed or silent process was on. Waits so long for the first."""
+        """Reads what faulthandler wrote: the Python lines that a crashed or silent process was on. Waits so long for one."""
         if seconds > 0 and readable(self.faults, seconds):
             time.sleep(_REST)  # the other lines follow at once
         with contextlib.suppress(BlockingIOError):
@@ -198,7 +198,7 @@ class Forkserver:
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether it can still fork ranks."""
+        """Returns whether it can still fork ranks."""
         if os.getpid() == self._owner:
             return self._process.poll() is None and not self._hung_up()
         with contextlib.suppress(OSError):  # this process was forked from the one that started it, and cannot wait for it
@@ -207,7 +207,7 @@ class Forkserver:
         return False
 
     def _hung_up(self) -> bool:
-        """Whether its end of the socket is closed: a killed process closes its files before its parent can see it end."""
+        """Returns whether its end of the socket is closed: a killed process closes its files before its parent sees it end."""
         poll = select.poll()
         poll.register(self._socket, 0)
         return bool(poll.poll(0))
@@ -281,11 +281,11 @@ class Forkserver:
         return forkserver.COUNT.unpack(self._socket.recv(forkserver.COUNT.size, socket.MSG_WAITALL))[0]
 
     def meeting_place(self, folder: str | None = None) -> str:
-        """Where the ranks of a world find each other: a file that is not there yet, in the folder that they may write to."""
+        """Names where a world's ranks find each other: a file that is not there yet, in the folder that they may write to."""
         return tempfile.mktemp(prefix="rendezvous-", dir=folder or self.folder)
 
     def clock(self) -> None:
-        """What ranks must set their clock by: nothing, they have the kernel's."""
+        """Returns nothing for ranks to set their clock by: they have the kernel's."""
 
     def hold(self) -> None:
         """A world, or a submission, needs this process from now on."""
@@ -353,13 +353,13 @@ class Forkserver:
 
 
 def _import_path() -> list[str]:
-    """Without the notebook's folder, where a file may hide a module of Python's; ranks get the whole path later."""
+    """Leaves out the notebook's folder, where a file may hide a module of Python's; ranks get the whole path later."""
     library = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [*(path for path in sys.path if path not in ("", os.getcwd())), library]
 
 
 def _environment(interface: str | None) -> dict[str, str]:
-    """One compute thread a rank, and nothing that listens on other addresses than this interface's."""
+    """Gives each rank one compute thread, and lets nothing listen on other addresses than this interface's."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return threads | {
         "GLOO_SOCKET_IFNAME": interface or loopback(),
@@ -372,7 +372,7 @@ _servers: dict[bool, Forkserver] = {}  # by whether it is for strangers
 
 
 def _unlock() -> None:
-    """After a fork: a thread that held a lock in the process above isn't there to give it back."""
+    """Makes new locks after a fork: a thread that held one in the process above isn't there to give it back."""
     global _starting
     _starting = threading.RLock()
     for server in _servers.values():
@@ -383,7 +383,7 @@ os.register_at_fork(after_in_child=_unlock)
 
 
 def use(server: Forkserver) -> None:
-    """From now on, this process runs code of strangers, and nothing else, on ranks that this one forks."""
+    """Lets this process run strangers' code from now on, and nothing else, on ranks that this server forks."""
     global strangers
     strangers = True
     _servers[strangers] = server

@@ -63,7 +63,7 @@ def _ranks(shell, line: str, cell: str) -> None:
 
 
 def _completes():
-    """What Tab asks in a cell of %%ranks: names that exist on the ranks."""
+    """Makes the matcher that answers Tab in a cell of %%ranks with names that exist on the ranks."""
     from IPython.core.completer import SimpleCompletion, context_matcher
 
     @context_matcher(identifier="manyranks")

@@ -1,4 +1,4 @@
-"""What `world.measure` returns: the ranks' results, with what was counted while they ran."""
+"""The result of `world.measure`: what the ranks returned, with what was counted while they ran."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -27,13 +27,17 @@ _NOMINAL = {"broadcast": "tree", "scatter": "naive", "gather": "naive"}
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run, measured. Bytes are ints, times seconds; a rank of the world is the key, or the index, of each part.
+    """A measured run. Bytes are ints, times seconds; a rank of the world is the key, or the index, of each part.
 
-    results: as run() returns; calls: the communication calls of each rank, in the order issued; payload_bytes: payload of each
-    rank's own sends, and for a backend's collective the operation's nominal bytes; sent_bytes: what left the process on its
-    sockets, or None where the system does not count it; flops, peak_bytes: None unless asked for; divergence: the first
-    place where the ranks' calls do not match, or None; profiles: of each rank, None unless asked for; ranks: those that ran;
-    no_bytes: why sent_bytes is None.
+    ranks: those that ran
+    results: as run() returns
+    calls: the communication calls of each rank, in the order issued
+    payload_bytes: payload of each rank's own sends, and for a backend's collective the operation's nominal bytes
+    sent_bytes: what left the process on its sockets, or None where the system does not count it
+    flops, peak_bytes: None unless asked for
+    divergence: the first place where the ranks' calls do not match, or None
+    profiles: of each rank, None unless asked for
+    no_bytes: why sent_bytes is None
     """
 
     ranks: tuple[int, ...]
@@ -67,7 +71,7 @@ class Measurement:
 
     @cached_property
     def budgets(self) -> dict[int, Budget]:
-        """Where each rank's time went: matmul, other operators, communication, waiting, Python; in seconds.
+        """Splits each rank's time into matmul, other operators, communication, waiting and Python, in seconds.
 
         Raises ValueError where the run was not measured with profile=True.
         """
@@ -77,7 +81,7 @@ class Measurement:
 
     @cached_property
     def program(self) -> Program:
-        """What the ranks issued, in order, with the FLOPs and bytes computed in between where flops=True counted them.
+        """The calls that the ranks issued, in order, with the FLOPs and bytes in between where flops=True counted them.
 
         Raises ValueError where the ranks' calls diverge, or a message may come from any rank.
         """

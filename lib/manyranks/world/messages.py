@@ -45,7 +45,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _open(*args, **kwargs):
-    """What a notebook's open() is on a rank: Python's own, also where something stands in for that later."""
+    """Stands on a rank for a notebook's open(): Python's own, also where something stands in for that later."""
     return builtins.open(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""What ranks print, shown in the notebook in rank order under a heading a rank."""
+"""The output of ranks, shown in the notebook in rank order under a heading per rank."""
 
 import codecs
 import os
@@ -125,7 +125,7 @@ class Output:
 
 
 def _in_notebook() -> bool:
-    """Whether what is printed now goes to a notebook, and not to a file or another program."""
+    """Returns whether what is printed now goes to a notebook, and not to a file or another program."""
     return type(sys.stdout).__module__.startswith("ipykernel.")
 
 

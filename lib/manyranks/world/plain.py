@@ -1,4 +1,4 @@
-"""What a confined rank sends is data, and no more: numbers, words, lists, dicts, and tensors as their bytes.
+"""Plain data is all that a confined rank sends: numbers, words, lists, dicts, and tensors as their bytes.
 
 A rank that runs code of strangers can send any bytes. So nothing in a message names a type: whoever reads it says what it has
 to be, and what is not exactly that is refused. The form is MessagePack, read by msgspec.
@@ -23,7 +23,7 @@ _DTYPES = (
 
 
 class NotPlain(ValueError):
-    """What has come is no plain data, or not what was asked for."""
+    """A message is no plain data, or not what was asked for."""
 
 
 def pack(value) -> list[Frame]:

@@ -83,7 +83,7 @@ def key_of(call: Call, rank: int) -> tuple:
 
 
 def _instructions(issued: list[Call], recording: Recording, rank: int, sizes: dict[tuple, int]) -> Iterator[Instruction]:
-    """In the order of the rank's main thread. Each call is a handle, which later events wait for."""
+    """Yields instructions in the order of the rank's main thread. Each call is a handle, which later events wait for."""
     done, open_ = (0, 0), {}
     end = Event(True, None, recording.finished, recording.finished, *recording.work)
     for event in [*recording.journal, end]:

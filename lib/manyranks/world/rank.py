@@ -36,7 +36,7 @@ _FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expire
 
 @dataclass
 class Setup:
-    """What a rank is told first."""
+    """The first thing that a rank is told."""
 
     rank: int
     size: int
@@ -64,7 +64,7 @@ class Failure:
 
 @dataclass
 class Reply:
-    """How a run ended on one rank; where it ended well, the frames of its result follow in the message."""
+    """A rank's reply: how a run ended there. Where it ended well, the frames of its result follow in the message."""
 
     failure: Failure | None = None
     recording: Recording | None = None
@@ -206,7 +206,7 @@ def _packed(value, pack: Callable) -> list:
 
 
 def _failure(error: BaseException, whole: bool, depth: int = 0) -> Failure:
-    """whole: whether the exception itself travels, too."""
+    """Describes an exception. whole: whether the exception itself travels, too."""
     trace, cause = error.__traceback__, error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     try:
         pickled = cloudpickle.dumps(error.with_traceback(None)) if whole and depth == 0 else None

@@ -66,7 +66,7 @@ class RayServer:
             ) from error
 
     def meeting_place(self, folder: str | None = None) -> str:
-        """Where the ranks find each other: on the first one's node."""
+        """Returns the address where the ranks find each other, on the first one's node."""
         first = self._nodes[0]
         port = self._ray.get(self._actors[first["NodeID"]].free_port.remote(), timeout=_CONNECTING)
         return f"tcp://{first['NodeManagerAddress']}:{port}"
@@ -83,15 +83,15 @@ class RayServer:
         return RemoteRank(rank, actor, channels)
 
     def changed_environment(self) -> dict[str, str | None]:
-        """What of this process's environment ranks are told: nothing, nodes have their own."""
+        """Returns what ranks are told of this process's environment: nothing, nodes have their own."""
         return {}
 
     def clock(self) -> float:
-        """What the kernel's clock shows."""
+        """Returns what the kernel's clock shows, in seconds."""
         return time.perf_counter()
 
     def alive(self) -> bool:
-        """Whether all nodes can still fork ranks."""
+        """Returns whether all nodes can still fork ranks."""
         try:
             self._ray.get([actor.__ray_ready__.remote() for actor in self._actors.values()], timeout=_ANSWERING)
         except Exception:  # a node or its actor is gone, or Ray itself

@@ -1,4 +1,4 @@
-"""One actor on each node of a Ray cluster: it forks that node's ranks and carries their channels to the kernel.
+"""The actor on each node of a Ray cluster: it forks that node's ranks and carries their channels to the kernel.
 
 A rank is the same process as on the kernel's own machine, forked by the same forkserver. Each of its channels, a socket or a
 pipe, gets a TCP connection to the kernel, and a thread for each direction copies bytes.
@@ -33,7 +33,7 @@ class Node:
         self._server.wait_until_ready()
 
     def free_port(self) -> int:
-        """One that nobody listens on, for the group's rendezvous."""
+        """Returns a port that nobody listens on, for the group's rendezvous."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return probe.getsockname()[1]
@@ -59,7 +59,7 @@ class Node:
         self._pids[rank] = pid
 
     def signal(self, rank: int, number: int) -> None:
-        """To the rank; SIGKILL also to what it started."""
+        """Sends a signal to the rank; SIGKILL also to what it started."""
         if pid := self._pids.get(rank):
             with contextlib.suppress(OSError):
                 (os.killpg if number == signal.SIGKILL else os.kill)(pid, number)
@@ -92,7 +92,7 @@ def _carry(source, target) -> None:
 
 
 def _copy(source, target) -> None:
-    """Until one side is gone; then the other one learns of it."""
+    """Copies bytes until one side is gone; then the other one learns of it."""
     read = source.recv if isinstance(source, socket.socket) else source.read
     with contextlib.suppress(OSError):
         while data := read(_AT_ONCE):

@@ -16,7 +16,7 @@ _ROOM, _SHARED, _SECONDS = 80 << 20, 1 << 20, 20  # bytes of the folder, and of 
 
 
 def command() -> list[str]:
-    """What stands before the command that runs inside. It ends with the thread that starts it."""
+    """Returns the words that stand before the command that runs inside. It ends with the thread that starts it."""
     binds = [part for path in readable() for part in ("--ro-bind-try", os.path.realpath(path), path)]
     memory = [
         part for size, path in ((_SHARED, "/dev/shm"), (_ROOM, SCRATCH)) for part in ("--size", f"{size}", "--tmpfs", path)
@@ -28,7 +28,7 @@ def command() -> list[str]:
 
 @cache
 def works() -> bool:
-    """Whether it is installed, and this system lets it do what it has to."""
+    """Returns whether bubblewrap is installed, and this system lets it do what it has to."""
     if not shutil.which("bwrap"):
         return False
     try:

@@ -68,7 +68,10 @@ def too_much(folder: str) -> bool:
 
 
 def contents(folder: Path, path: Path) -> tuple[str, str, bytes]:
-    """Why a file below the folder is not read; else its version, and what it has. No part of its path may be a link."""
+    """Reads a file below the folder. Returns why it is not read; else its version, and what it has.
+
+    No part of its path may be a link.
+    """
     place = os.open(folder, os.O_RDONLY)
     for part in path.relative_to(folder).parts:
         above = place
@@ -89,7 +92,7 @@ def contents(folder: Path, path: Path) -> tuple[str, str, bytes]:
 
 
 def no_file(path: Path) -> str:
-    """Why nobody looks into it; empty for a file, and what else is there."""
+    """Says why nobody looks into it; empty for a file, and what else is there."""
     try:
         return LINK if stat.S_ISLNK(path.lstat().st_mode) else ""
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a rank shows beside text: figures, tables, HTML. It goes to the notebook, to its place among what the rank prints."""
+"""Figures, tables and HTML that a rank shows: they go to the notebook, to their place among what the rank prints."""
 
 import base64
 import importlib.machinery
@@ -28,7 +28,7 @@ _count = 0
 
 @dataclass
 class Shown:
-    """One thing as a notebook shows it: MIME type -> text, or bytes in base64."""
+    """A thing as a notebook shows it: MIME type -> text, or bytes in base64."""
 
     data: dict[str, str]
 
@@ -47,7 +47,7 @@ def renew() -> None:
 
 
 class Handle:
-    """What display gives for a display_id. A thing that was shown stays as it is, so an update is shown below it."""
+    """The handle that display gives for a display_id. A thing that was shown stays as it is, so an update is shown below it."""
 
     def update(self, *objects, **options) -> None:
         display(*objects, **options | {"display_id": None})
@@ -109,7 +109,7 @@ def _text_of(value) -> str:
 
 
 def _made(value, method: str):
-    """What one of these methods gives, without the metadata that may come with it; None where there is none, or it fails."""
+    """Returns what the method gives, without the metadata that may come with it; None where there is none, or it fails."""
     try:
         made = getattr(value, method)()
     except Exception:

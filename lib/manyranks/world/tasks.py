@@ -1,4 +1,4 @@
-"""What the kernel runs on ranks besides the reader's functions: %%ranks cells, and get and set of their variables."""
+"""The kernel's own work on ranks, besides the reader's functions: %%ranks cells, and get and set of their variables."""
 
 import ast
 import inspect
@@ -32,7 +32,7 @@ def run_cell(source: str, name: str) -> None:
 
 
 def time_cell(source: str, name: str) -> float:
-    """As run_cell; returns the seconds that it took."""
+    """Runs a cell as run_cell does; returns the seconds that it took."""
     started = time.perf_counter()
     run_cell(source, name)
     return time.perf_counter() - started

@@ -23,7 +23,7 @@ _TICK = 0.05
 
 
 class Team:
-    """One process a rank, joined in one group."""
+    """The processes of a world's ranks, joined in one group."""
 
     def __init__(self, size: int, backend: str, server, confined: Confined | None = None):
         """Starts the ranks and waits until their group is ready. Raises NotStarted if it does not come to be.
@@ -78,7 +78,7 @@ class Team:
         return {process.rank: process.exit_code for process in self.processes if process.poll() is not None}
 
     def look(self, ranks, question: bytes = watch.DETAILS) -> dict[int, watch.Whereabouts | None]:
-        """What each of these ranks is doing; None for one that does not answer."""
+        """Asks these ranks what each is doing; None for one that does not answer."""
         with self._looking:  # World.stacks may ask from another thread
             self._ask(ranks, question)
             return self._answers(ranks, _ANSWERING)
@@ -89,7 +89,7 @@ class Team:
             self._ask(ranks, question)
 
     def answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts]:
-        """What has come, or comes within this time, of the answers to the last question."""
+        """Returns the answers to the last question that have come, or come within this time."""
         with self._looking:
             return {rank: seen for rank, seen in self._answers(ranks, seconds).items() if seen is not None}
 
@@ -102,7 +102,7 @@ class Team:
         return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
 
     def lines_of_silent(self, looks: dict) -> dict[int, str]:
-        """What faulthandler says of the ranks that did not answer: where code in C holds the interpreter."""
+        """Returns what faulthandler says of the ranks that did not answer: where code in C holds the interpreter."""
         silent = [rank for rank, seen in looks.items() if seen is None]
         for rank in silent:
             self.processes[rank].send_signal(signal.SIGUSR1)
@@ -111,7 +111,7 @@ class Team:
 
     @property
     def torn(self) -> bool:
-        """Whether a message to or from a rank was cut short."""
+        """Returns whether a message to or from a rank was cut short."""
         return any(process.torn for process in self.processes)
 
     def interrupt(self, ranks) -> None:
@@ -136,7 +136,7 @@ class Team:
 
 
 def server_of(engine: str, size: int, confined: bool):
-    """What forks the ranks of a world of this size."""
+    """Returns what forks the ranks of a world of this size."""
     if engine == "local":
         return the_forkserver(hold=True, confined=confined)
     from manyranks.world.ray_engine import RayServer
@@ -145,7 +145,7 @@ def server_of(engine: str, size: int, confined: bool):
 
 
 def _setup(size: int, backend: str, store: str, confined: Confined | None) -> dict:
-    """What rank.Setup holds, but for what each rank has of its own; a dict, for the kernel need not import what ranks do."""
+    """Returns what rank.Setup holds, but for each rank's own part; a dict, for the kernel need not import what ranks do."""
     folder = confined.scratch if confined else os.getcwd()
     here = {"sys_path": sys.path, "folder": folder, "confined": confined}
     return {"size": size, "backend": backend, "store": store} | here

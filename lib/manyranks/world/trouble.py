@@ -1,4 +1,4 @@
-"""Why a run of a learner's function did not end well, in the learner's terms: who sent what, who waits, on which line."""
+"""Reasons why a run of a learner's function went wrong, in the learner's terms: who sent what, who waits, on which line."""
 
 import re
 import unicodedata
@@ -44,8 +44,14 @@ _WAITED = re.compile(r"waited in (?P<what>(?P<op>\w+) #\d+ .*?(?:rank (?P<peer>\
 
 
 class Trouble(NamedTuple):
-    """problem: what happened; hung: nobody ends it; unwritten: the function that has no answer yet; deadlock: it hangs as ranks
-    wait, which is found long before the time is over."""
+    """The reason why a run went wrong.
+
+    problem: what happened
+    hint: what to look at
+    hung: nobody ends it
+    unwritten: the function that has no answer yet
+    deadlock: it hangs as ranks wait, which is found long before the time is over
+    """
 
     problem: str
     hint: str
@@ -55,7 +61,7 @@ class Trouble(NamedTuple):
 
 
 def trouble(error: WorldError, notes: Notes) -> Trouble:
-    """What the error means."""
+    """Says what the error means."""
     if isinstance(error, RankHung):
         found = _hang(error, notes)
         return found._replace(hung=True, deadlock=not found.problem.startswith(_LATE))
@@ -74,13 +80,13 @@ def ending(found: Trouble) -> str:
 
 
 def _without_places(text: str) -> str:
-    """Without what stands in parentheses, of which a learner's line may have some of its own."""
+    """Drops what stands in parentheses, and in those that a learner's line may have inside them."""
     shorter = re.sub(r" ?[(][^()]*[)]", "", text)
     return text if shorter == text else _without_places(shorter)
 
 
 def late(error: RankHung) -> bool:
-    """Whether the time was over, and the ranks did not just wait for each other."""
+    """Returns whether the time was over, and the ranks did not just wait for each other."""
     return f"{error}".startswith(_LATE)
 
 
@@ -147,7 +153,7 @@ def _described(call: Entry) -> str:
 
 
 def _by_pair(notes: Notes, op: str) -> dict[tuple, list[Entry]]:
-    """(source, destination, tag) -> the messages that were sent, or received, in order."""
+    """Sorts the messages that were sent, or received: (source, destination, tag) -> those, in order."""
     found: dict[tuple, list[Entry]] = defaultdict(list)
     for rank, entries in notes.items():
         for entry in entries:
@@ -163,7 +169,7 @@ def place(frames: list[Frame]) -> str:
 
 
 def _sentence(steps: list[tuple[str, str, str]]) -> str:
-    """steps: label, function and source of each line, innermost first."""
+    """Names the learner's line. steps: label, function and source of each line, innermost first."""
     theirs = [step for step in steps if not step[0].startswith(_LIBRARY)]
     own = [step for step in theirs if step[1] != _HELPER] or theirs
     if not own:
@@ -198,7 +204,7 @@ def _hang(error: RankHung, notes: Notes) -> Trouble:
 
 
 def _why(states: dict[int, str], notes: Notes) -> str:
-    """Why a collective does not end, where ranks wait in one, as far as that is known."""
+    """Says why a collective in which ranks wait does not end, as far as that is known."""
     waits = [found["op"] for state in states.values() if (found := _WAITED.match(state))]
     if set(waits) <= set(POINT_TO_POINT):
         return ""
@@ -223,7 +229,7 @@ def _who_waits(states: dict[int, str], notes: Notes) -> str:
 
 
 def _place_of(found: re.Match, entries: list[Entry]) -> str:
-    """Of the wait, the learner's line as far as it is known."""
+    """Names the learner's line that waits, as far as it is known."""
     peer = None if found["peer"] is None else int(found["peer"])
     mine = [entry for entry in entries if entry.op == found["op"] and peer in (None, entry.peer)]
     return place(mine[-1].frames) if mine else found["label"]
@@ -255,7 +261,7 @@ def head(text: str) -> str:
 
 
 def _headed(line: str | None) -> bool:
-    """Whether it is a rank's heading, or the end."""
+    """Returns whether it is a rank's heading, or the end."""
     return line is None or line.startswith("── rank ")
 
 
@@ -281,15 +287,15 @@ def _stays(c: str, first: str) -> bool:
 
 
 def _script(c: str) -> str:
-    """As the Unicode standard names its letters: CYRILLIC, GREEK, CJK, HANGUL, …"""
+    """Names the script as the Unicode standard names its letters: CYRILLIC, GREEK, CJK, HANGUL, …"""
     return unicodedata.name(c, "").partition(" ")[0]
 
 
 def no_column(text: str) -> str:
-    """Without what begins a formula where a spreadsheet parts columns at semicolons."""
+    """Escapes semicolons that would begin a formula where a spreadsheet parts columns at them."""
     return re.sub(r""";(?=[\s"']*[=+@-])""", r"\\x3b", text)
 
 
 def printable(text: str) -> str:
-    """On one line, with nothing in it that a terminal obeys: a learner may have chosen the words."""
+    """Puts it on one line, with nothing in it that a terminal obeys: a learner may have chosen the words."""
     return "".join(c if c.isprintable() and c not in _BLANKS else ascii(c)[1:-1] for c in text)

@@ -1,4 +1,4 @@
-"""When ranks waited, and when the last rank came to what they waited for."""
+"""Times when ranks waited, and when the last rank came to what they waited for."""
 
 from collections.abc import Iterator
 

@@ -26,7 +26,7 @@ before: wire.Counters = {}  # where the sockets' counters stood when this run be
 
 @dataclass
 class Whereabouts:
-    """What a rank is doing at this moment."""
+    """The whereabouts of a rank: what it is doing at this moment."""
 
     running: bool
     place: Place | None

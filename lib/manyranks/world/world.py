@@ -77,9 +77,11 @@ class World:
         return self._results(self._run(range(self.size), fn, args, kwargs))
 
     def measure(self, fn, /, *args, flops: bool = False, memory: bool = False, profile: bool = False, **kwargs) -> Measurement:
-        """As run, and counts: calls, bytes, times; with flops=True and memory=True also these (both slow the run down).
+        """Calls fn as run() does, and counts calls, bytes and times.
 
-        profile=True: where each rank's time went. Raises ValueError for it together with one of the others.
+        flops, memory: also counts these; both slow the run down
+        profile: also measures where each rank's time went
+        Raises ValueError for profile together with one of the others.
         """
         return self._measure(range(self.size), fn, args, kwargs, wanted(flops=flops, memory=memory, profile=profile))
 
@@ -96,7 +98,7 @@ class World:
         self._run(self.checked_ranks(ranks), tasks.run_cell, (source, name), {})
 
     def time_cell(self, source: str, name: str, ranks=None) -> dict[int, float]:
-        """As run_cell. Returns each rank's seconds."""
+        """Runs a cell as run_cell does. Returns each rank's seconds."""
         outcome = self._run(self.checked_ranks(ranks), tasks.time_cell, (source, name), {})
         return dict(zip(outcome.ranks, self._results(outcome), strict=True))
 
@@ -107,7 +109,7 @@ class World:
         return [] if seen is None else seen.names
 
     def measure_cell(self, source: str, name: str, ranks=None, counts: frozenset[str] = frozenset()) -> Measurement:
-        """As run_cell, measured; counts: as measure's options."""
+        """Runs a cell as run_cell does, and measures it; counts: names of measure's options."""
         return self._measure(self.checked_ranks(ranks), tasks.run_cell, (source, name), {}, counts)
 
     def debug(self, rank: int | None = None) -> None:
@@ -400,10 +402,10 @@ def _read(rank: int, frames: list, unpack: Callable):
 
 
 def _left(error: WorldError) -> bool:
-    """Whether the reader has ended the run, with q in a debugger."""
+    """Returns whether the reader has ended the run, with q in a debugger."""
     return isinstance(error, RankFailed) and error.kind == debugger.Left.__name__
 
 
 def _usable(outcome: collect.Outcome, team: Team) -> bool:
-    """Whether the next run can use the same ranks."""
+    """Returns whether the next run can use the same ranks."""
     return not outcome.missing and not outcome.deaths and not team.torn and collect.agree(outcome)
