@@ -32,7 +32,12 @@ class Away(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What travelled: "out" or "in", of which call of a module, in bytes."""
+    """A storage that travelled.
+
+    way: "out" to the host, or "in"
+    call: of a module, by number
+    bytes: of the storage
+    """
 
     way: str
     call: int
@@ -113,7 +118,7 @@ def _copied(storage: torch.UntypedStorage, device: torch.device) -> torch.Untype
 def offload_modules(
     model: nn.Module, which: Callable[[nn.Module], bool], memory: HostMemory
 ) -> list[str]:
-    """From now on, what these modules keep waits at the host. Returns their names.
+    """Lets what these modules keep wait at the host from now on. Returns their names.
 
     A checkpoint inside such a module works, too: then its input is what travels.
     To undo it: del module.forward.

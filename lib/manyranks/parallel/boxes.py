@@ -131,7 +131,7 @@ def rectangles(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Rectan
 def _placed(
     offsets: tuple[int, ...], tensor: Tensor, cut: Cut
 ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """Where the rank's slices that it meets lie in the whole tensor; no filling."""
+    """Yields each of the rank's slices that it meets: its place in the whole, and it."""
     dim, at = cut.dim, 0
     first, last = offsets[dim], offsets[dim] + tensor.shape[dim]
     for start, stop in cut.spans[cut.place]:

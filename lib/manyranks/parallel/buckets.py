@@ -113,7 +113,7 @@ def cut(parameters: Named, most: float) -> list[Bucket]:
 
 
 def parts(parameters: Named, most: float) -> list[Named]:
-    """What belongs into each bucket.
+    """Deals parameters to buckets.
 
     From the last parameter on, for that is about the order in which backward makes
     gradients. A bucket has one dtype and one device; the buckets are in the order in which

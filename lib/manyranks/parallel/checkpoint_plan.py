@@ -63,7 +63,7 @@ class _Layer(torch.autograd.Function):
 
 
 class _Run:
-    """What is held at a point of the plan, by the layers' numbers.
+    """The values that are held at a point of the plan, by the layers' numbers.
 
     stored: outputs; kept: a layer's input, as a leaf, and its output, with the graph
     between them; hand: the number and the value of the output that was just computed.

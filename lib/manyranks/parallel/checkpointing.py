@@ -55,7 +55,7 @@ def checkpoint(function: Callable, *args, **kwargs) -> Any:
 
 
 def selective_checkpoint(keeps: Policy, function: Callable, *args, **kwargs) -> Any:
-    """As checkpoint, but the results of some operators are kept, too.
+    """Checkpoints as checkpoint does, but keeps the results of some operators, too.
 
     keeps: whether to keep those of this operator, as recompute_policy.products does. They
     are not computed again, except one that the function later changes in place.
@@ -66,10 +66,11 @@ def selective_checkpoint(keeps: Policy, function: Callable, *args, **kwargs) -> 
 def partitioned_checkpoint(
     group: dist.ProcessGroup | None, function: Callable, *args, **kwargs
 ) -> Any:
-    """As checkpoint, but each rank keeps its share of the arguments, 1/t of their bytes.
+    """Checkpoints as checkpoint does, but each rank keeps its share of the arguments.
 
-    Backward gathers them. The floating-point tensors among the arguments must be the same
-    on all ranks of the group, as they are between the layers of tensor parallelism.
+    That's 1/t of their bytes. Backward gathers them. The floating-point tensors among the
+    arguments must be the same on all ranks of the group, as they are between the layers of
+    tensor parallelism.
     Source: ZeRO's P_a, arXiv 1910.02054, section 6.1.
     """
     return _checkpoint(function, args, kwargs, pack=partial(_shard, group))
@@ -91,7 +92,7 @@ def checkpoint_segments(layers: Sequence[Callable], x: Any, count: int, *rest) -
 def checkpoint_modules(
     model: nn.Module, which: Callable[[nn.Module], bool], how: Callable = checkpoint
 ) -> list[str]:
-    """From now on these modules of the model are checkpointed. Returns their names.
+    """Checkpoints these modules of the model from now on. Returns their names.
 
     how: called as checkpoint is, as partial(selective_checkpoint, products). A module's own
     hooks run around the checkpoint, once; those of modules in it twice. So a frozen module
@@ -150,7 +151,7 @@ def _checkpoint(
 
 
 class _Memory:
-    """What a checkpoint keeps: other arguments here, tensors with autograd."""
+    """The memory of a checkpoint: other arguments are here, tensors with autograd."""
 
     def __init__(self, values: list, structure: Any, keeping: Keeping, pack: Pack):
         self._others = [None if isinstance(v, Tensor) else v for v in values]
@@ -159,7 +160,7 @@ class _Memory:
         self._structure, self._keeping, self._pack = structure, keeping, pack
 
     def packed(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """What is kept of the tensors among the arguments, then results of operators."""
+        """Returns what is kept of tensors among arguments, then results of operators."""
         packed = [self._pack(tensor) for tensor in tensors]
         self._restores = [restore for _, restore in packed]
         return [tensor for tensor, _ in packed] + self._keeping.take()
@@ -180,7 +181,7 @@ class _Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: Call, memory: _Memory, results: list[Tensor], *inputs: Tensor):
-        """inputs: the tensors among the arguments, then the call's parameters."""
+        """Keeps inputs: the tensors among the arguments, then the call's parameters."""
         ctx.call, ctx.memory, ctx.count = call, memory, len(results)
         ctx.set_materialize_grads(False)
         arguments = inputs[: len(inputs) - len(call.parameters)]

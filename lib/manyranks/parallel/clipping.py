@@ -14,7 +14,7 @@ _clip = clip_grad._clip_grads_with_norm_
 
 
 def refuse_alone(parameters: Iterable[Tensor], instead: str) -> None:
-    """From now on PyTorch's function raises ValueError for these. instead: what to call."""
+    """Lets PyTorch's function raise ValueError for these. instead: what to call."""
     for parameter in parameters:
         parameter.clipped_by = instead
 

@@ -35,12 +35,13 @@ from manyranks.parallel.collectives.messages import members
 
 
 class DataParallel(nn.Module):
-    """What the four have in common; they differ in finish().
+    """The base of the four, which differ in finish().
 
-    module: the model, which stays what it is and can be reached as .module; group: the
-    ranks that share the work, None for all; bucket_bytes: the most that a bucket holds, but
-    for a parameter that is larger by itself (of no effect in the naive and the flat one);
-    broadcast_buffers: in training, each forward pass starts from rank 0's buffers.
+    module: the model, which stays what it is and can be reached as .module
+    group: the ranks that share the work, None for all
+    bucket_bytes: the most that a bucket holds, but for a parameter that is larger alone
+        (of no effect in the naive and the flat one)
+    broadcast_buffers: in training, each forward pass starts from rank 0's buffers
     When it is made, parameters and buffers become those of the group's rank 0, in place. A
     tied parameter counts once. A frozen one takes no part. After a change of what the
     parameters are (thawed, replaced, added, of another dtype), wrap again. One that this
@@ -98,7 +99,7 @@ class DataParallel(nn.Module):
         return output
 
     def _begin(self) -> bool:
-        """Before the module's forward. Returns whether _follow is to see what it gives."""
+        """Prepares the forward pass. Returns whether _follow is to see what it gives."""
         replicas.check_kept(self.module, self._kept)
         if self.broadcast_buffers and self.training and self._synchronises:
             replicas.broadcast(self.module.buffers(), self.group)
@@ -117,7 +118,7 @@ class DataParallel(nn.Module):
             self._synchronises = before
 
     def finish(self) -> None:
-        """To be called after backward, on all ranks: gradients become means over them.
+        """Makes gradients means over the ranks; call it after backward, on all of them.
 
         In every step: the next one of a rank that leaves one out is taken for it.
         Raises ValueError for a sparse gradient.
@@ -132,7 +133,7 @@ class DataParallel(nn.Module):
 
 
 class BucketedDataParallel(DataParallel):
-    """After backward, one all-reduce a bucket: calls large enough for the bandwidth.
+    """Sends one all-reduce per bucket after backward: large enough for the bandwidth.
 
     A bucket takes neighbouring parameters, the last ones first, as backward makes their
     gradients. So the first is full long before backward ends, but does not leave yet.
@@ -148,7 +149,7 @@ class BucketedDataParallel(DataParallel):
 
 
 class NaiveDataParallel(BucketedDataParallel):
-    """After backward, one all-reduce a parameter, one after another.
+    """Sends one all-reduce per parameter after backward, one after another.
 
     Each of them takes the network's latency, and most parameters are small.
     """
@@ -158,7 +159,7 @@ class NaiveDataParallel(BucketedDataParallel):
 
 
 class FlatDataParallel(BucketedDataParallel):
-    """After backward, one all-reduce for all parameters (of a dtype).
+    """Sends one all-reduce for all parameters (of a dtype) after backward.
 
     The latency is paid once, but the first gradient waits for the last.
     """

@@ -101,7 +101,10 @@ class Mesh:
         return sizes[axis] if axis in sizes else getattr(self, axis)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """By axis, the outermost first. Raises ValueError where there is no such rank."""
+        """Returns a rank's place on each axis, the outermost first.
+
+        Raises ValueError where there is no such rank.
+        """
         _check_place("rank", rank, self.ranks)
         found = {}
         for axis in reversed(self.order):
@@ -151,7 +154,7 @@ class Mesh:
         return [self.rank(**own | dict(zip(axes, at, strict=True))) for at in places]
 
     def _folded(self, axis: str, at: int) -> range:
-        """In the row of a stage's ranks, those that share an axis of FOLDED with one."""
+        """Finds, in a row of a stage, the ranks that share an axis of FOLDED with one."""
         apart = {"etp": 1, "ep": self.etp, "ep_replicas": self.etp * self.ep}[axis]
         whole = apart * self.size(axis)
         first = at // whole * whole
@@ -163,7 +166,7 @@ class Mesh:
             raise ValueError(f"axis={axis!r}: choose one of {', '.join(known)}")
 
     def _places(self, axis: str, at: int) -> range:
-        """In a row of dp·cp ranks, those of an axis of SHARED that one of them is among."""
+        """Finds in a row of dp·cp ranks those of an axis of SHARED that one is among."""
         size = self.size(axis)
         if axis in ("replicas", "ep_replicas"):
             apart = self.size("data") // size
@@ -180,7 +183,7 @@ class Mesh:
         return list(dict.fromkeys(groups.values()))
 
     def span(self, axis: str) -> int:
-        """How far the axis's groups reach, from the first rank to the last, both counted.
+        """Returns how far the axis's groups reach, the first and the last rank counted.
 
         Which link it uses, says theory: cluster.between(0, mesh.span("cp") - 1) for groups
         that begin where a node does, and cluster.route_of(mesh.group("cp", rank)) for any.
@@ -214,7 +217,7 @@ class Mesh:
 
     @contextmanager
     def as_rank(self, rank: int) -> Iterator["Here"]:
-        """What build() gives to one rank of the mesh, in this process alone, of any size.
+        """Yields what build() gives to one rank of the mesh, in this process, of any size.
 
         Its groups send nothing: PyTorch's fake process group. Raises ValueError for no such
         rank, and in a process that has a group.

@@ -64,7 +64,7 @@ class OffloadedOptimizer:
             self.add_param_group(group)
 
     def add_param_group(self, param_group: dict) -> None:
-        """As a torch optimizer's."""
+        """Adds parameters, as a torch optimizer does."""
         params = param_group["params"]
         for p in [params] if isinstance(params, Tensor) else params:
             if p.device.type != "cpu":
@@ -78,7 +78,7 @@ class OffloadedOptimizer:
 
     @property
     def param_groups(self) -> list[dict]:
-        """One for each parameter."""
+        """The groups, one for each parameter."""
         return [group for o in self.optimizers for group in o.param_groups]
 
     @property
@@ -87,7 +87,7 @@ class OffloadedOptimizer:
         return {p: state for o in self.optimizers for p, state in o.state.items()}
 
     def step(self) -> None:
-        """One step, parameter by parameter; what a file holds leaves memory behind it."""
+        """Takes one step, by parameter; what a file holds leaves memory behind it."""
         for optimizer, files in zip(self.optimizers, self._files, strict=True):
             optimizer.step()
             for state in optimizer.state.values():
@@ -97,7 +97,7 @@ class OffloadedOptimizer:
                 memory.madvise(_FORGET)
 
     def _move(self, state: dict, files: list[Mapped]) -> None:
-        """What a parameter's state has in memory goes into files: all of it, at first."""
+        """Moves what a parameter's state has in memory into files: all of it, at first."""
         there = {id(tensor) for _, tensor in files}
         for name, value in state.items():
             if isinstance(value, Tensor) and local(value).dim() and id(value) not in there:

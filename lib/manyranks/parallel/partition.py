@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
     @property
     def first(self) -> nn.Parameter:
-        """One of them; they share dtype, device and ranks."""
+        """Any of the parameters; they share dtype, device and ranks."""
         return next(iter(self.named.values()))
 
     def show(self, tensors: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""For techniques that change a model from outside: its parts, messages in autograd."""
+"""Parts of a model and messages in autograd, to change a model from outside."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +40,7 @@ State = dict[str, Tensor]
 
 
 def saves(model: nn.Module, change: Callable[[nn.Module, State | None], State]) -> None:
-    """From now on its save_pretrained, if it has one, writes what change makes of a state.
+    """Lets its save_pretrained, if it has one, write what change makes of a state.
 
     change: called with the model and the state_dict= that save_pretrained was given.
     """
@@ -54,7 +54,7 @@ def _save(save: Callable, change: Callable, model: nn.Module, *args, **options):
 
 
 def only_whole(model: nn.Module, state: State | None) -> State:
-    """For saves(): raises ValueError where a rank would write what it has."""
+    """Raises ValueError, for saves(), where a rank would write what it has."""
     if state is None:
         raise ValueError(
             f"save_pretrained of a {type(model).__name__} that's in parts would write this "
@@ -83,7 +83,7 @@ class Accumulating(nn.Module):
 
 
 class Conjugate(torch.autograd.Function):
-    """One communication forward, another one for the gradient."""
+    """Communicates in one way forward, and in another one for the gradient."""
 
     @staticmethod
     def forward(ctx, x: Tensor, there: Callable, back: Callable) -> Tensor:

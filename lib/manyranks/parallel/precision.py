@@ -51,7 +51,7 @@ class Held(NamedTuple):
 
 
 class Scalable(Protocol):
-    """What a LossScaler steps; .optimizer is the torch optimizer inside."""
+    """The protocol of what a LossScaler steps; .optimizer is the torch optimizer inside."""
 
     optimizer: torch.optim.Optimizer
 
@@ -95,11 +95,12 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def step(self, scale: float = 1.0, clip: Clip | None = None) -> None:
-        """One step of the optimizer on the masters; the parameters become theirs, rounded.
+        """Steps the optimizer on the masters; the parameters become theirs, rounded.
 
-        scale: what the gradients were multiplied by. Parameters without gradient stay.
+        Parameters without gradient stay.
+        scale: what the gradients were multiplied by
         clip: called before the step with the masters, whose gradients are already divided
-        by the scale, and may be changed: lambda masters: clip_grad_norm_(masters, 1.0).
+            by the scale, and may be changed: lambda masters: clip_grad_norm_(masters, 1.0)
         """
         self._refresh()
         for parameter, master in self._pairs():
@@ -123,7 +124,7 @@ class MasterOptimizer:
                 parameter.grad.detach_().zero_()
 
     def held(self) -> Held:
-        """What is held now; gradients until zero_grad()."""
+        """Returns what is held now; gradients until zero_grad()."""
         return Held(
             parameters=tuple(self.parameters),
             gradients=tuple(self.gradients()),

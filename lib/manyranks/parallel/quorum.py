@@ -45,7 +45,7 @@ def client(port: int, host: str = "127.0.0.1") -> dist.TCPStore:
 
 @dataclass(eq=False)
 class Quorum:
-    """One replica's place among the others.
+    """A replica's place among the others.
 
     `.members` are the names of this round's members. `.step` is how many steps are in this
     replica's state; it's -1 for a replica that needs the others' state.

@@ -67,13 +67,13 @@ def detached(value: Any, differs: bool | None = None) -> Any:
 
 
 def differentiable(values: Any) -> list[Tensor]:
-    """Of all that is nested in the values, the tensors that need a gradient."""
+    """Returns the tensors that need a gradient, of all that is nested in the values."""
     leaves = tree_leaves(values)
     return [value for value in leaves if isinstance(value, Tensor) and value.requires_grad]
 
 
 def edges(values: Any) -> list[GradientEdge]:
-    """Where gradients of the differentiable values come in. They hold no values."""
+    """Returns where the differentiable values' gradients come in. Edges hold no values."""
     return [get_gradient_edge(value) for value in differentiable(values)]
 
 
@@ -142,7 +142,7 @@ def _silent(leaves: list[Tensor]) -> Iterator[None]:
 
 
 def _forget(tensor: Tensor) -> None:
-    """What autograd would save is dropped."""
+    """Drops what autograd would save."""
 
 
 def _gone(nothing: None) -> Tensor:

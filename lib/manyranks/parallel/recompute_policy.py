@@ -1,4 +1,4 @@
-"""Which operators' results a checkpoint keeps: those that are costly to compute again.
+"""Chooses which operators' results a checkpoint keeps: those costly to compute again.
 
 A matrix product reads little and computes much; adding, normalising or GELU is the other
 way round. So a checkpoint that keeps its products computes little again and holds less than
@@ -63,7 +63,7 @@ class Keeping:
         return run
 
     def chosen(self, operator: OpOverload, args: tuple, kwargs: dict) -> bool:
-        """Whether this operator's result is to be kept."""
+        """Returns whether this operator's result is to be kept."""
         return (
             self._keeps(operator)
             and not any(result.alias_info for result in operator._schema.returns)
@@ -82,7 +82,7 @@ class Keeping:
         return [tensor for noted in self._noted for tensor in noted.take()]
 
     def give(self, tensors: Sequence[Tensor]) -> None:
-        """What take() returned comes back for the next run, which lets go what it used."""
+        """Takes back what take() returned, for the next run, which lets go what it used."""
         rest = iter(tensors)
         self._next = deque([(noted.operator, noted.filled(rest)) for noted in self._noted])
 
@@ -98,7 +98,7 @@ class Keeping:
 
 
 class _Noted:
-    """One operator's result, and how often its tensors had been changed in place."""
+    """An operator's result, and how often its tensors had been changed in place."""
 
     def __init__(self, operator: OpOverload, leaves: list, structure: Any):
         self.operator, self._leaves, self._structure = operator, leaves, structure
@@ -160,7 +160,7 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def _draws(operator: OpOverload, args: tuple, kwargs: dict) -> bool:
-    """Whether it draws random numbers. Fused attention does only with dropout."""
+    """Returns whether it draws random numbers. Fused attention does only with dropout."""
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
     names = [argument.name for argument in operator._schema.arguments]

@@ -212,7 +212,7 @@ def _tensors(func: Callable, args: tuple, kwargs: dict) -> list[Tensor]:
 
 
 def _tells(func: Callable, name: str) -> bool:
-    """Whether it's about a tensor as such, and not about its elements."""
+    """Returns whether it's about a tensor as such, and not about its elements."""
     if func.__name__ == "__get__":
         return name not in VIEWS | {"data"}
     return name.startswith("is_") or name in ("size", "numel", "stride", *DIMENSIONS)
@@ -226,7 +226,7 @@ def _may(func: Callable, name: str) -> bool:
 
 
 def _fit(parts: list[Shard], tensors: list[Tensor]) -> bool:
-    """Whether all other tensors are as large as a part: states, masks, or one number."""
+    """Returns whether others are as large as a part: states, masks, or one number."""
     if len(parts) == len(tensors):
         return True
     with as_parts():

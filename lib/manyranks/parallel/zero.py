@@ -73,7 +73,7 @@ class ShardedRow:
 
     @property
     def has_masters(self) -> bool:
-        """Whether shards are other copies than the row, in more bits."""
+        """Returns whether shards are other copies than the row, in more bits."""
         return self.shards[0].dtype != self.row_E.dtype
 
     def check(self) -> None:
@@ -179,7 +179,7 @@ class ZeroOptimizer:
         self.optimizer.load_state_dict(state)
 
     def add_param_group(self, param_group: dict) -> None:
-        """As a torch optimizer's."""
+        """Adds parameters, as a torch optimizer does."""
         self.optimizer.add_param_group(self._sharded(param_group))
 
     def _sharded(self, param_group: dict) -> dict:
@@ -254,16 +254,17 @@ class ZeroOptimizer:
         return False
 
     def clip_grad_norm_(self, most: float) -> Tensor:
-        """As torch.nn.utils', over all ranks' shards; before step(). Returns the norm."""
+        """Clips all ranks' shards as torch.nn.utils does; before step. Returns the norm."""
         self._prepare()
         return clip_grad_norm(self.shards(), most, self.group)
 
     def step(self, scale: float = 1.0, clip: Clip | None = None) -> None:
-        """One step on the shards; then all ranks have all parameters again.
+        """Steps the shards; then all ranks have all parameters again.
 
-        scale: what the gradients were multiplied by, a LossScaler's. clip: called with the
-        shards, divided by it: lambda shards: zero.clip_grad_norm_(1.0), of all together.
         It uses the gradients up: there are none afterwards.
+        scale: what the gradients were multiplied by, a LossScaler's
+        clip: called with the shards, divided by it: lambda shards:
+            zero.clip_grad_norm_(1.0), of all together
         """
         for grad in self.gradients():
             if scale != 1:

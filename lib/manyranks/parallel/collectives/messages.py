@@ -1,4 +1,4 @@
-"""What every collective starts from.
+"""The parts of every collective.
 
 Who takes part, a tensor as one row of elements, and two ranks that exchange.
 """
@@ -34,7 +34,7 @@ class Members(NamedTuple):
         dist.send(tensor, group=self.group, group_dst=self.ranks[to])
 
     def start_to_send(self, tensor: Tensor, to: int) -> dist.Work:
-        """As send, but returns at once.
+        """Sends as send does, but returns at once.
 
         The tensor must stay as it is until the work was waited for.
         """

@@ -97,7 +97,7 @@ class ContextParallel(Accumulating):
             setattr(module.get_submodule(above), own, _Core(name, self._attend))
 
     def forward(self, tokens_BS: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        """What the module gives for the own tokens, which shard() cut out.
+        """Returns what the module gives for the own tokens, which shard() cut out.
 
         documents_BT: a number for each token of the whole sequence, see ring_attention. A
         checkpoint does not keep them: then, backward first, and the next forward after it.
@@ -108,7 +108,7 @@ class ContextParallel(Accumulating):
         return self.module(tokens_BS, positions_S.to(tokens_BS.device))
 
     def positions(self, seq: int) -> Tensor:
-        """Where the own tokens of a sequence of so many stand, on the CPU.
+        """Returns where the own tokens of a sequence of so many stand, on the CPU.
 
         Raises ValueError for a sequence that does not suit the layout.
         """

@@ -1,4 +1,4 @@
-"""What attention refuses before any message, and the precision in which it sums."""
+"""Refusals of attention before any message, and the precision in which it sums."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -67,7 +67,7 @@ def _here(q: Tensor, k: Tensor, v: Tensor, look: Mask, places_CL: Tensor) -> Ten
 def all_gather_attention(
     q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, group: Group = None, **mask
 ) -> Tensor:
-    """As ring_attention, with as many bytes, in one all-gather before all else.
+    """Attends as ring_attention does: as many bytes, in one all-gather before all else.
 
     While it computes, a rank holds 2·B·G·D numbers of each token of the whole sequence, and
     in backward their gradients, too. Only the own ones are kept for backward, which gathers
@@ -133,7 +133,7 @@ class Scattered:
 def ulysses_attention(
     q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, group: Group = None, **mask
 ) -> Tensor:
-    """As ring_attention, by four all-to-alls forward, and four backward.
+    """Attends as ring_attention does, by four all-to-alls forward, and four backward.
 
     What a rank sends falls with N: (N − 1)/N of its shard for each of q, k, v and o.
     N must divide the query heads. Where there are more ranks than key/value heads, N must
@@ -151,9 +151,10 @@ def ulysses_attention(
 def ring_ulysses_attention(
     q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mesh: DeviceMesh, **mask
 ) -> Tensor:
-    """As ring_attention, on a mesh with the axes "ring" and "ulysses", of R × U ranks.
+    """Attends as ring_attention does, on a mesh of R × U ranks.
 
-    A rank has the tokens of layouts.positions(layout, seq, R · U, sharing=U).
+    Its axes are "ring" and "ulysses". A rank has the tokens of
+    layouts.positions(layout, seq, R · U, sharing=U).
     Raises ValueError as ring_attention and ulysses_attention do, and for another mesh.
     """
     ring, ulysses = groups(mesh)

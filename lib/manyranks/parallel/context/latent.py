@@ -70,7 +70,7 @@ def absorbed_attention(
     group: Group = None,
     **mask,
 ) -> Tensor:
-    """As latent_attention, but q·(Wc) is (qW)·c: the latent is the key of all heads.
+    """Attends as latent_attention does, but q·(Wc) is (qW)·c: all heads' key is the latent.
 
     Nothing is expanded, but a score takes L products instead of E, and a value K instead of
     V. So it's the faster one only for a few queries, as when a model writes. Its autograd

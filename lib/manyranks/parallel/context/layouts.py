@@ -1,4 +1,4 @@
-"""Which tokens of a sequence a rank has, and which keys its queries see.
+"""Layouts: which tokens of a sequence a rank has, and which keys its queries see.
 
     contiguous   rank r has the r-th N-th of the sequence
     striped      tokens r, r + N, r + 2N, …
@@ -124,7 +124,7 @@ def check(layout: str, seq: int, n: int, sharing: int = 1) -> None:
 
 
 class Keys(NamedTuple):
-    """Where keys stand.
+    """The places of keys.
 
     places_T: their places in the whole sequence
     tiles: for each tile its slice of T, and its places' range
@@ -135,7 +135,7 @@ class Keys(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """What queries see.
+    """The keys that queries see.
 
     first_BS, last_BS: the places of the first and of the last key that each sees
     tiles: for each tile its slice of S, and the ranges of first and of last

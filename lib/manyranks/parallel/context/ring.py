@@ -199,7 +199,7 @@ class Behind:
 
 
 class Found(NamedTuple):
-    """What queries have found in the keys so far. Where one has seen none, lse is −∞."""
+    """The finds of queries in the keys so far. Where one has seen none, lse is −∞."""
 
     o_BASD: Tensor
     lse_BAS: Tensor
@@ -211,7 +211,7 @@ class Found(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What backward needs of the finished output: delta is the sum of do · o over D."""
+    """The finished output, as backward needs it: delta is the sum of do · o over D."""
 
     do_BASD: Tensor
     lse_BAS: Tensor
@@ -316,5 +316,5 @@ def _scaled(q_URSD: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _by_group(x_BAS: Tensor, groups: int) -> Tensor:
-    """[B, A, S, …] as [U, R, S, …], the heads of each key/value head together."""
+    """Returns [B, A, S, …] as [U, R, S, …], the heads of each key/value head together."""
     return x_BAS.unflatten(1, (groups, -1)).flatten(0, 1)

@@ -89,7 +89,7 @@ def chunkwise(
 
 
 class Before(torch.autograd.Function):
-    """From each rank's decay and own state to the state before this rank's tokens."""
+    """Turns each rank's decay and own state into the state before this rank's tokens."""
 
     @staticmethod
     def forward(ctx, decay_BA: Tensor, state_BADV: Tensor, everyone: Members) -> Tensor:

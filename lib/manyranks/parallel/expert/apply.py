@@ -241,7 +241,7 @@ class ExpertParallel(Accumulating):
 def _hop(
     hop, total: int, axes: list[Group], sliced, x_TH: Tensor, routing, compute
 ) -> Tensor:
-    """sliced: computes what several ranks cut; None where none do."""
+    """Sends tokens and computes. sliced: for what several ranks cut; None where none do."""
     compute = partial(sliced, compute=compute) if sliced else compute
     return hop(x_TH, routing, compute, total, *axes)
 
@@ -251,7 +251,7 @@ def _alone() -> Group:
 
 
 def _hooked(parameter: nn.Parameter, hook: Callable) -> None:
-    """On a frozen one, too, for it may learn later."""
+    """Hooks a parameter; a frozen one, too, for it may learn later."""
     learns = parameter.requires_grad
     parameter.requires_grad_().register_hook(hook)
     parameter.requires_grad_(learns)

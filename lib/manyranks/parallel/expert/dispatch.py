@@ -126,7 +126,7 @@ def copies(x_TH: Tensor, routing: Routing, order_R: Tensor) -> Tensor:
 
 
 class Dispatch(NamedTuple):
-    """Where rows go.
+    """The plan of where rows go.
 
     order_R: the copies as they leave: by expert, and so by rank
     sent, received: rows to and from each rank

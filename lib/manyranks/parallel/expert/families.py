@@ -41,7 +41,7 @@ class OfTransformers(Experts):
 
     @property
     def gate(self) -> nn.Parameter:
-        """Where ExpertParallel counts the experts."""
+        """The parameter by which ExpertParallel counts the experts."""
         return self.gate_up_proj
 
     def forward(self, x_TH: Tensor, experts_TK: Tensor, gates_TK: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def take_over(model: nn.Module) -> list[str]:
 
 
 def _difference(theirs: nn.Module, made: OfTransformers) -> str:
-    """What differs by more than rounding, on random weights and tokens; empty if nothing.
+    """Says what differs by more than rounding, on random weights and tokens, or "".
 
     In 32 bits; where theirs has no such products, in the precision of its weights.
     """

@@ -72,7 +72,7 @@ class Router(nn.Module):
         self.group: Group = None
 
     def __getstate__(self) -> dict:
-        """Without the loss: PyTorch copies no tensor that a graph hangs on."""
+        """Leaves out the loss: PyTorch copies no tensor that a graph hangs on."""
         return self.__dict__ | {"loss": None}
 
     def forward(self, x_TH: Tensor) -> Routing:

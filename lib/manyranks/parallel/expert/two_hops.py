@@ -29,10 +29,11 @@ def two_hops(
     nodes: Group,
     inside: Group,
 ) -> Tensor:
-    """As one_hop(), for experts dealt first to nodes and then to the ranks inside one.
+    """Works as one_hop() does, for experts dealt to nodes and then to the ranks inside one.
 
-    nodes: the ranks that have this rank's place in their nodes, one of each; inside: the
-    ranks of this node. A copy crosses with its choices (int64) and its gates.
+    nodes: the ranks that have this rank's place in their nodes, one of each
+    inside: the ranks of this node
+    A copy crosses with its choices (int64) and its gates.
     """
     own = experts // dist.get_world_size(nodes)  # experts of a node
     node_C, token_C = visits(routing.experts_TK // own, dist.get_world_size(nodes))

@@ -122,7 +122,7 @@ def greedy(
 
 
 def _follows(kind: str, stage: int, stages: int) -> list[tuple[str, int]]:
-    """What becomes ready by it, besides a W."""
+    """Lists what becomes ready by it, besides a W."""
     if kind == FORWARD:
         return [(INPUT, stage)] if stage + 1 == stages else [(FORWARD, stage + 1)]
     return [(INPUT, stage - 1)] if kind == INPUT and stage else []

@@ -122,7 +122,7 @@ def _of_rank(
 
 
 def _messages(schedule, action: Action, rank: int, place: int, e: int, bytes: float, kind):
-    """From the stage before and to the one after it; backward the other way round."""
+    """Yields one from the stage before, or to the one after; backward, the other way."""
     step = 1 if (action.kind == FORWARD) == (kind is Send) else -1
     if 0 <= action.stage + step < schedule.stages:
         other = schedule.placement[action.stage + step]
@@ -194,7 +194,7 @@ def carried_out(whole: Program, costs: Costs) -> list[Span]:
 
 
 class _Rank:
-    """One rank's sleep. ends: when each channel is free again."""
+    """A rank's sleep. ends: when each channel is free again."""
 
     def __init__(self, rank: int, costs: Costs, groups: dict, tags: dict[Hashable, int]):
         self.rank, self.costs, self.groups, self.tags = rank, costs, groups, tags

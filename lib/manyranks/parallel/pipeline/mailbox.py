@@ -40,7 +40,7 @@ _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 
 
 class Spec(NamedTuple):
-    """What a receiver must know of a tensor beforehand."""
+    """The facts of a tensor that a receiver must know beforehand."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -57,7 +57,7 @@ class _Sent(NamedTuple):
 
 
 class Routes:
-    """Who sends what to whom, and when: the part that is the same in every step.
+    """The part that is the same in every step: who sends what to whom, and when.
 
     posted: the messages that this rank sends or receives before its first item, before its
     second, …, and at the end. made, used: where in the tables of their ranks.
@@ -108,7 +108,7 @@ class Routes:
 
 
 def _moments(schedule: Schedule) -> list[list[tuple[float, bool, int]]]:
-    """For each rank, when its items would end if every F, I and W took a second.
+    """Returns, for each rank, when its items would end if F, I and W took a second each.
 
     Of those that end together backwards go first, and of two in one direction the one whose
     message the other takes: so it is posted while that one computes.
@@ -125,7 +125,7 @@ def _moments(schedule: Schedule) -> list[list[tuple[float, bool, int]]]:
 
 
 class Mailbox:
-    """One rank's messages of one step."""
+    """The messages of a rank in one step."""
 
     def __init__(self, routes: Routes, device: torch.device):
         self._routes, self._device = routes, device
@@ -184,7 +184,7 @@ class Mailbox:
         self._sent.clear()
 
     def _start(self, batch: list[tuple[Action, Tensor]]) -> None:
-        """Of the messages, sends this rank's own and receives the others, all at once."""
+        """Sends this rank's own messages and receives the others, all at once."""
         routes, ops = self._routes, []
         for message, tensor in batch:
             mine = routes.source(message) == routes.rank
@@ -204,7 +204,7 @@ class Mailbox:
                 self._sent[routes.target(message)].append(sent)
 
     def _agreed_spec(self, message: Action) -> Spec:
-        """What the message is: its sender says it beforehand, unless it is a gradient."""
+        """Returns the message's Spec, which its sender says before, but for a gradient."""
         if (leaving := self._leaving.get(message)) is not None:
             if message.kind == FORWARD:
                 self._start([(message, _encoded(Spec.of(leaving), self._device))])

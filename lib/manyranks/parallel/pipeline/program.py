@@ -45,7 +45,7 @@ from manyranks.timeline.spans import COMPUTE
 
 
 class ActionWork(NamedTuple):
-    """What an action is charged by. paired: it is half of a Pair."""
+    """The work that an action is charged by. paired: it is half of a Pair."""
 
     kind: str
     stage: int
@@ -84,7 +84,9 @@ class Times:
 
 
 def program(schedule: Schedule, bytes: float = 0) -> Program:
-    """What each rank of a verified schedule computes and sends, messages of so many bytes.
+    """Writes down what each rank of a verified schedule computes and sends.
+
+    bytes: of a message
 
     A rank waits for its inputs, computes ("F3" is micro-batch 3), sends its output and goes
     on. Both halves of a Pair wait for the inputs of both, and both outputs leave when both
@@ -106,7 +108,7 @@ def bubble(timeline: Timeline) -> float:
 
 
 def in_flight(schedule: Schedule, timeline: Timeline, rank: int) -> list[tuple[float, int]]:
-    """How many activations the rank holds over time: (since when, how many), in order.
+    """Counts the activations that a rank holds over time: (since when, how many), in order.
 
     timeline: of the schedule's program, or measured with the same actions in the same
     order. An activation comes when its F starts and goes when its B or W ends. Raises
@@ -187,7 +189,7 @@ class Pace:
             yield action, self.times.compute(self.rank, work)
 
     def _note(self, parts: list[tuple[Action, float]], start: float, taken: float) -> None:
-        """One span an action. Those of a Pair share its time as they share its duration."""
+        """Notes one span per action. A Pair's share its time as they share its duration."""
         whole = sum(seconds for _, seconds in parts)
         for action, seconds in parts:
             end = start + taken * (seconds / whole if whole else 1 / len(parts))

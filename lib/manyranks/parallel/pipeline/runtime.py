@@ -41,7 +41,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Wrapper(Protocol):
-    """What a stage may be in: a module that averages or shards gradients over other ranks.
+    """A module around a stage, which averages or shards gradients over other ranks.
 
     Those of parallel.data_parallel, parallel.fsdp and parallel.expert are examples.
     """
@@ -102,11 +102,12 @@ class Pipeline:
     def step(
         self, inputs: Tensor | None = None, targets: Tensor | None = None
     ) -> Tensor | None:
-        """One batch, forward and backward: adds to the parameters' gradients.
+        """Runs one batch, forward and backward: adds to the parameters' gradients.
 
-        inputs: needed on the first stage's rank; targets: on the last one's. Their first
-        dimension is cut into m micro-batches whose sizes differ by one at most; gradients
-        are those of the mean over the batch. All batches have the same shapes.
+        inputs: needed on the first stage's rank
+        targets: needed on the last stage's rank
+        Their first dimension is cut into m micro-batches whose sizes differ by one at most;
+        gradients are those of the mean over the batch. All batches have the same shapes.
         Returns, on the last stage's rank, each micro-batch's share of the loss: their sum
         is the loss of the batch. (In DualPipe both ends have some.) Raises ValueError for a
         batch that is smaller than m.
@@ -135,7 +136,7 @@ class Pipeline:
     def evaluate(
         self, microbatches: int, inputs: Tensor | None = None, targets: Tensor | None = None
     ) -> Tensor | None:
-        """One batch, forward only, in so many micro-batches; otherwise as step()."""
+        """Runs one batch, forward only, in so many micro-batches; otherwise as step()."""
         schedule = forwards(self.schedule.placement, microbatches)
         step = _Step(self, inputs, targets, Routes(schedule, self.routes.group))
         step.run(schedule.ranks[self.routes.rank])
@@ -164,7 +165,7 @@ def paced(schedule: Schedule, times: Times) -> list[Span]:
 
 
 class _Flight(NamedTuple):
-    """What a forward leaves for its backward: of the output, where its gradient goes."""
+    """The values that a forward leaves for its backward: of y, where its gradient goes."""
 
     x: Tensor
     y: GradientEdge | None  # None where nothing learns
@@ -172,7 +173,7 @@ class _Flight(NamedTuple):
 
 
 class _Step:
-    """One rank's part of one step: what is in flight. Nothing of it outlives the step."""
+    """A rank's part of one step: what is in flight. Nothing of it outlives the step."""
 
     def __init__(
         self,
@@ -235,7 +236,7 @@ class _Step:
             return self._backward(s, k, used, whole=kind == BACKWARD)
 
     def _accumulating(self, action: Action) -> AbstractContextManager:
-        """In it, gradients stay on this rank. Those of a stage's last B or W may leave."""
+        """Inside, gradients stay on this rank. Those of a stage's last B or W may leave."""
         wrapper = self._pipeline.wrappers.get(action.stage)
         may_leave = action == self._pipeline.last[action.stage]
         return nullcontext() if may_leave or wrapper is None else wrapper.no_sync()

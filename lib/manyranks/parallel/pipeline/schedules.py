@@ -36,7 +36,7 @@ NEEDS = {
 
 
 class Action(NamedTuple):
-    """kind: one of KINDS; stage, microbatch: counted from 0."""
+    """The work of one micro-batch in one stage, both counted from 0. kind: one of KINDS."""
 
     kind: str
     stage: int
@@ -60,7 +60,7 @@ def singles(item: Action | Pair) -> tuple[Action, ...]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """ranks[r]: the Actions (or Pairs) of rank r, in order.
+    """A table: ranks[r] are the Actions (or Pairs) of rank r, in order.
 
     placement[s]: the rank of stage s; microbatches: m. Nothing is checked here: verify is.
     """
@@ -106,7 +106,7 @@ W: Step = (WEIGHT, None)  # the oldest one that waits, of any of the rank's stag
 
 
 def naive(p: int, m: int) -> Schedule:
-    """One micro-batch at a time, through all stages and back: one rank works at a time.
+    """Micro-batches one by one, through all stages and back: one rank works at a time.
 
     Bubble (p − 1) m (F + B); one micro-batch in flight.
     Raises ValueError for p or m below 1.
@@ -187,7 +187,7 @@ def zb_h1(p: int, m: int) -> Schedule:
 
 
 def zb_h2(p: int, m: int) -> Schedule:
-    """As ZB-H1 with twice the warm-up: no rank waits for its first backward either.
+    """ZB-H1 with twice the warm-up: no rank waits for its first backward either.
 
     Bubble (p − 1)(F + I − 2W), or 0, for m ≥ 2p − 1, W ≤ F; 2p − 1 micro-batches in flight.
     Raises ValueError for p or m below 1. Source: ZB-H2, arXiv 2401.10241, section 2.2.

@@ -83,7 +83,7 @@ def split(
 def dealt(
     model: nn.Module, sizes: Sequence[int], given: Sequence[Tensor] = ()
 ) -> list[Stage]:
-    """As split, into stages of so many parts each; given: as Stage's.
+    """Splits as split does, into stages of so many parts each; given: as Stage's.
 
     Raises ValueError for a model as split does, and for sizes that aren't of all parts.
     """
@@ -110,7 +110,7 @@ def _parts(model: nn.Module) -> list[nn.Module]:
 
 
 def balanced(costs: Sequence[float], stages: int) -> list[int]:
-    """How many neighbouring parts each stage gets, at least one.
+    """Returns how many neighbouring parts each stage gets, at least one.
 
     The largest sum of a stage is the smallest that there is; among such cuts, the one whose
     other stages are nearest to equal (by the sum of squares).
@@ -208,14 +208,14 @@ class Tied:
                 self._shared_by.setdefault(tuple(ranks), []).append(parameter)
 
     def begin(self) -> None:
-        """Before the step: gradients of earlier steps, already summed, count once."""
+        """Begins a step: gradients of earlier steps, already summed, count once."""
         for ranks, parameters in self._shared_by.items():
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad /= len(ranks)
 
     def finish(self) -> None:
-        """After the step: each gradient becomes the sum of the ranks', in their order."""
+        """Ends a step: each gradient becomes the sum of the ranks', in their order."""
         for ranks, parameters in sorted(self._shared_by.items(), key=lambda one: one[0]):
             for parameter in parameters:
                 if parameter.grad is None:

@@ -55,7 +55,7 @@ def peaks(schedule: Schedule) -> tuple[int, ...]:
 
 
 def held(schedule: Schedule, rank: int) -> Iterator[int]:
-    """How many activations the rank holds after each of its `schedule.actions(rank)`.
+    """Counts the activations that the rank holds after each of its schedule.actions(rank).
 
     One comes with an F and goes with the B or W of the same micro-batch and stage.
     """
@@ -103,7 +103,7 @@ def _parts(schedule: Schedule, rank: int) -> Iterator[tuple[int, str, int, int]]
 
 
 def _misplaced(schedule: Schedule, rank: int, action: Action) -> str:
-    """Why the action cannot stand in this rank's table."""
+    """Says why the action cannot stand in this rank's table."""
     kind, stage, i = action
     if kind not in KINDS:
         return f"{action}: no such action; its kind must be one of {', '.join(KINDS)}"
@@ -150,7 +150,7 @@ def _host(schedule: Schedule, rank: int, done: Done, waiting: Waiting) -> Iterat
 
 
 def _needs(item: Action | Pair, done: Done) -> Iterator[Action]:
-    """What must be over before the item, and is not when it is asked for."""
+    """Yields what must be over before the item, and is not when it is asked for."""
     for kind, stage, i in singles(item):
         for needed, offset in NEEDS[kind]:
             over = done.get((needed, stage + offset))
@@ -185,7 +185,7 @@ def _reached(schedule: Schedule, rank: int, done: Done) -> int:
 
 
 def _check_lanes(schedule: Schedule, at: Positions) -> None:
-    """What crosses a boundary between stages is received in the order of sending."""
+    """Raises where what crosses between stages isn't received in the order of sending."""
     for s in range(schedule.stages - 1):
         for kind, source, to in ((FORWARD, s, s + 1), (INPUT, s + 1, s)):
             before: dict[tuple[int, int], int] = {}  # by lane: its last micro-batch

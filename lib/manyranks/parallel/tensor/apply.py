@@ -232,7 +232,7 @@ class TensorParallel(Accumulating):
         return [self._copies[copies]] if len(copies) > 1 else []
 
     def holders(self, name: str) -> int:
-        """How many ranks hold the same elements of a parameter."""
+        """Counts the ranks that hold the same elements of a parameter."""
         return len(self.cuts[name].copies) if name in self.cuts else size(self.group)
 
     def _holders(self) -> set[nn.Module]:
@@ -245,7 +245,7 @@ class TensorParallel(Accumulating):
         return {self.module, *map(self.module.get_submodule, names)}
 
     def _look(self, module: nn.Module, _: tuple, result: Any) -> None:
-        """After a module's first forward pass that has a graph.
+        """Looks at a module after its first forward pass that has a graph.
 
         A checkpoint hides the graph of what it runs from what comes after it, so the whole
         model's alone would not show all.
@@ -271,7 +271,7 @@ class TensorParallel(Accumulating):
 
 
 def _common(name: str, other: str) -> int:
-    """How many parts of two dotted names are the same, from the first on."""
+    """Counts the parts of two dotted names that are the same, from the first on."""
     same = [a == b for a, b in zip(name.split("."), other.split("."), strict=False)]
     return [*same, False].index(False)
 
@@ -326,7 +326,7 @@ class _Cutter:
     def _tied(
         self, whole: nn.Parameter, part: nn.Parameter, cut: Cut | None, name: str
     ) -> nn.Parameter:
-        """What stands for the whole parameter: this part, or that of another module."""
+        """Returns what stands for the whole parameter: this part, or another module's."""
         made, before = self._made.setdefault(whole, (part, cut))
         if made is not whole:
             checks.refuse_steps(whole, name)
@@ -357,7 +357,7 @@ class _Cutter:
 
 
 class _EnteredColumn(ColumnParallelLinear):
-    """One whose input is whole already, from gather_in or copy_in: it sends nothing."""
+    """A layer whose input is whole already, from gather_in or copy_in: it sends nothing."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -392,7 +392,7 @@ def _own_positions(group: Group):
 
 
 def _copies(cuts: dict[str, Cut], group: Group) -> dict[tuple[int, ...], Group]:
-    """By places: this rank and the others that hold the same part of a parameter."""
+    """Makes groups by places: this rank and others with the same part of a parameter."""
     wanted = dict.fromkeys(cut.copies for cut in cuts.values() if len(cut.copies) > 1)
     return {places: _at(places, group) for places in wanted}
 
@@ -413,7 +413,7 @@ def _at(places: tuple[int, ...], group: Group) -> Group:
 
 
 def draw_own_masks(dropout: nn.Module, group: Group = None) -> None:
-    """From now on the module draws on each rank what no other rank draws, in place."""
+    """Lets the module draw on each rank what no other rank draws, in place."""
     plain = type(dropout).forward
 
     def forward(self: nn.Module, x: Tensor) -> Tensor:

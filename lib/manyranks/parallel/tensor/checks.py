@@ -1,4 +1,4 @@
-"""What a cut model must not do: found in its table, in its graph, or when it is used.
+"""Refuses what a cut model must not do, by its table, by its graph, or when it is used.
 
 Between a column- and a row-parallel layer each rank has features of its own. A parameter
 that works on them and is whole on every rank, as a norm of single heads does, sees these
@@ -65,7 +65,7 @@ def check_kind(name: str, module: nn.Module, style: Style) -> None:
 
 
 def _what_else_it_does(module: nn.Module, kind: type[nn.Module]) -> str:
-    """What a part of a plain module of this kind would not do; empty where nothing."""
+    """Names what a part of a plain module of this kind would not do; "" for nothing."""
     if type(module).forward is not kind.forward or "forward" in vars(module):
         return "a forward of its own"
     if parametrize.is_parametrized(module):
@@ -156,7 +156,7 @@ def _inputs_first(roots: Iterable[Node]) -> Iterator[Node]:
 
 
 def refuse_steps(parameter: nn.Parameter, name: str) -> None:
-    """From now on an optimizer that would step it raises ValueError.
+    """Lets an optimizer that would step it raise ValueError.
 
     The mark is the tensor's own, and goes with it.
     """
@@ -176,13 +176,13 @@ register_optimizer_step_pre_hook(_refuse_step)
 
 
 def makes_logits(module: nn.Module, cuts: Collection[str]) -> bool:
-    """Whether the output layer that a model of transformers names is among what is cut."""
+    """Returns whether the output layer that a model of transformers names is cut."""
     head = getattr(module, "get_output_embeddings", lambda: None)()
     return any(m is head and f"{name}.weight" in cuts for name, m in module.named_modules())
 
 
 def refuse_whole_logits(module: nn.Module) -> None:
-    """From now on the module, with a part of the logits, may not do what needs all."""
+    """Forbids the module, which has a part of the logits, to do what needs all."""
     if hasattr(module, "generate"):
         module.generate = _no_generate
     module.register_forward_pre_hook(_refuse_labels, with_kwargs=True)
@@ -213,7 +213,7 @@ Example = Mapping[str, Any] | Sequence[Any] | Tensor | bool
 
 
 class Whole:
-    """What a model gives and learns before it is cut, to be compared with afterwards.
+    """The results and gradients of a model before it is cut, to compare with afterwards.
 
     example: what it is called with; None, or for sure False, for no comparison. There is
     none on one rank either, nor of parameters without numbers. Dropout is off. Nothing
@@ -262,7 +262,7 @@ class Whole:
         return model(*map(own, several))
 
     def _differs(self, cut: Any) -> str:
-        """What does, and what to do, the same on all ranks; empty where nothing does."""
+        """Says what differs, and what to do, the same on all ranks; "" for nothing."""
         group = self.group
 
         def own(x: Any) -> Any:
@@ -287,7 +287,7 @@ class Whole:
 
 
 class _Seen(NamedTuple):
-    """outputs: by modules, in the order in which they end; of each the first."""
+    """The tensors of a pass. outputs: of each module its first, in the order of ends."""
 
     results: list[Tensor]
     outputs: dict[str, Tensor]
@@ -360,7 +360,7 @@ def _directions(results: list[Tensor]) -> list[Tensor]:
 
 
 def _part(whole: Tensor, y: Tensor, group: Group, cut: Cut | None = None) -> Tensor | None:
-    """What y ought to be on this rank: by its shape all, or tokens, or features of it.
+    """Returns what y ought to be on this rank: by its shape all, or tokens, or features.
 
     cut: of the features, None for a vocabulary's. None where that gives another shape.
     """
@@ -374,7 +374,7 @@ def _part(whole: Tensor, y: Tensor, group: Group, cut: Cut | None = None) -> Ten
 
 
 def _compared(cut: Any, before: _Seen, after: _Seen) -> str:
-    """What differs by more than rounding; of outputs, the first module where it shows."""
+    """Says what differs by more than rounding; of outputs, where it first shows."""
     pairs = zip(before.results, after.results, strict=True)
     if _off([(_part(x, y, cut.group), y) for x, y in pairs]):
         for name, x in before.outputs.items():
@@ -401,7 +401,7 @@ def _compared(cut: Any, before: _Seen, after: _Seen) -> str:
 
 
 def _off(pairs: list[tuple[Tensor | None, Tensor]]) -> list[int]:
-    """Which pairs differ by more than rounding, of small ones by the largest one's.
+    """Finds pairs that differ by more than rounding, of small ones by the largest one's.
 
     That is half of the digits, for there are many layers, and norms compute in 32 bits.
     """
@@ -424,7 +424,7 @@ def _counts(module: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
 
 
 def failed(cut: Any, error: Exception) -> str:
-    """Which module of a TensorParallel model raised it, and what to do.
+    """Says which module of a TensorParallel model raised it, and what to do.
 
     Empty for what isn't the module's code: messages, and what this library refuses.
     """
@@ -450,7 +450,7 @@ def failed(cut: Any, error: Exception) -> str:
 
 
 def _hint(module: nn.Module) -> str:
-    """What in this module may count the whole, and what to do."""
+    """Says what in this module may count the whole, and what to do."""
     found = []
     for parent, name, heads in _counts(module):
         found.append(

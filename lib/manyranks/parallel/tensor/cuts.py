@@ -1,4 +1,4 @@
-"""Which slice of a parameter each tensor-parallel rank holds, and the words of a table.
+"""The slices of a parameter that tensor-parallel ranks hold, and the words of a table.
 
 styles = {"embedding.tokens": Vocabulary(), "layers.*.mlp.up": Column(), …}
 """
@@ -26,7 +26,7 @@ def rank(group: Group) -> int:
 
 
 class Cut(NamedTuple):
-    """One dim of a whole parameter, of which rank r has the slices spans[r], side by side.
+    """A dim of a whole parameter, of which rank r has the slices spans[r], side by side.
 
     place: this rank's. Several ranks' slices may be the same: these hold copies. What is
     shorter than the longest is filled up with zeros at its end.

@@ -1,4 +1,4 @@
-"""Which layers of which models are cut, and how: the one table of their names.
+"""The one table of layers' names: which layers of which models are cut, and how.
 
     model = parallelize_transformers(LlamaForCausalLM(config), mesh)
 
@@ -80,7 +80,7 @@ def parallelize_transformers(
     sequence_parallel: bool = False,
     example: bool | Mapping[str, Any] = True,
 ) -> TensorParallel:
-    """As parallelize, with the table for a causal language model of transformers.
+    """Cuts a causal language model of transformers as parallelize does, with its table.
 
     Where t exceeds the key/value heads, each rank has one, and a copy of it is on others.
     GPT-2's layers become nn.Linear first: see with_linear.
@@ -211,7 +211,7 @@ def _count_own_heads(module: nn.Module, config: Any, t: int) -> None:
 
 
 def _why_not(model: nn.Module, table: dict[str, Style]) -> str:
-    """What keeps this model's ranks from having S/t tokens between its parts."""
+    """Says what keeps this model's ranks from having S/t tokens between its parts."""
     config, layers = model.config, getattr(model.base_model, "layers", ())
     if config.model_type == "gpt2":
         return "GPT-2 adds positions of all tokens to its embedding's"

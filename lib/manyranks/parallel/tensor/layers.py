@@ -104,7 +104,7 @@ def reduce_scatter(x_BSO: Tensor, group: Group = None) -> Tensor:
 
 
 class How(NamedTuple):
-    """How activations reach the ranks of a group.
+    """The way in which activations reach the ranks of a group.
 
     sequence_parallel: between the parallel parts each rank has S/t tokens, not all S.
     regather: what was gathered forward is gathered again backward instead of kept: 6
@@ -166,7 +166,7 @@ def column_parallel(x: Tensor, *layers: "ColumnParallelLinear") -> list[Tensor]:
 
 
 class _Part(nn.Module):
-    """One rank's part of a linear layer, cut in dim 0 or 1 of its weight_OI."""
+    """A rank's part of a linear layer, cut in dim 0 or 1 of its weight_OI."""
 
     dim: int
     heads: tuple[int, ...] = ()  # of the whole layer's parts, as its table says

@@ -64,7 +64,7 @@ def tensor_state(
     optimizer: torch.optim.Optimizer | None = None,
     group: Group = None,
 ) -> dict:
-    """What a checkpoint is to hold of this rank: {"model": …, "optimizer": …}.
+    """Returns what a checkpoint is to hold of this rank: {"model": …, "optimizer": …}.
 
     Its tensors are the shards themselves, not copies, so that a load fills them: DTensors,
     whose parts PyTorch's checkpoint gives to whoever needs them. An optimizer that has not
