@@ -1,4 +1,4 @@
-"""What forward keeps for backward, in bytes: of one layer and one micro-batch, and of all in flight on a rank of a pipeline.
+"""The bytes that forward keeps for backward: of one layer and one micro-batch, and of all in flight on a rank of a pipeline.
 
 Korthikanti's count, and its rule for other layers. Source: arXiv 2205.05198, section 4.
 """
@@ -26,7 +26,7 @@ class Rank(NamedTuple):
 
 @functools.lru_cache(maxsize=16384)
 def of_ranks(dealt: Dealt, local: Local, m: int, flying: tuple[float, ...]) -> list[Rank]:
-    """Of the ranks in dealt.firsts: of equal ranks the earliest holds as many micro-batches in flight, or more.
+    """Lists the ranks in dealt.firsts: of equal ranks the earliest holds as many micro-batches in flight, or more.
 
     flying: how many each has. Under DualPipe half the micro-batches come from each end, p + 1 in flight in all: p − r on a
     rank's own stage, r + 1 on its mirror's.
@@ -44,7 +44,11 @@ def of_ranks(dealt: Dealt, local: Local, m: int, flying: tuple[float, ...]) -> l
 
 
 def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: float, once: int) -> int:
-    """flying: micro-batches in flight, each counted on all layers; once: those that 1F1B holds on the model's first stage."""
+    """Counts the bytes that are kept.
+
+    flying: micro-batches in flight, each counted on all layers
+    once: those that 1F1B holds on the model's first stage
+    """
     split = plan.tp if plan.sequence_parallel else 1
     moe = stage.moe + (stage.mtp if shape.moe_layers else 0)
     kept = flying * (stage.layers + stage.mtp - moe) * of_layer(shape, plan, False)
@@ -90,7 +94,7 @@ def _again_of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
 
 
 def _scores_gradients(shape: ModelShape, local: Local) -> float:
-    """What a softmax's separate operators hold at once in backward: two tensors as large as what it keeps in 32 bits."""
+    """Counts what a softmax's operators hold at once in backward: two tensors as large as what it keeps in 32 bits."""
     return 2 * local.framework.keeps.softmax * tokens(local) * local.seq * shape.heads / local.tp
 
 
@@ -108,7 +112,7 @@ def of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
 
 
 def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
-    """As of_layer, apart: (10sbh, sbh(24/t + 5as/(ht))) for the paper's layer without sequence parallelism."""
+    """Counts as of_layer does, apart: (10sbh, sbh(24/t + 5as/(ht))) for the paper's layer without sequence parallelism."""
     if plan.recompute == "selective" and plan.framework.every_other:
         return Kept(*(tokens(plan) * part for part in _every_other(shape, plan)))
     both = zip(_attention_bytes(shape, plan), _mlp_bytes(shape, plan, moe), strict=True)
@@ -116,7 +120,7 @@ def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
 
 
 def _every_other(shape: ModelShape, plan: Plan) -> Kept:
-    """Of one token: the layer's input, attention's result, and what every other product makes: queries, values, gate, down."""
+    """Counts, per token, the layer's input, attention's result, and every other product's: queries, values, gate, down."""
     item, split = itemsize(plan), plan.tp if plan.sequence_parallel else 1
     inside = item * (2 * shape.query_size + _kv_size(shape, plan.tp) + shape.ffn) + 4 * shape.heads
     return Kept(2 * item * shape.hidden / split, inside / plan.tp)
@@ -131,7 +135,7 @@ def itemsize(plan: Plan) -> int:
 
 
 def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
-    """Of one token: with the paper's letters, 11sbh + 5as²b and a norm's 2sbh, divided by what is split."""
+    """Counts the bytes of one token: with the paper's letters, 11sbh + 5as²b and a norm's 2sbh, divided by what is split."""
     item, t, h = itemsize(plan), plan.tp, shape.hidden
     split = t if plan.sequence_parallel else 1
     if plan.recompute == "full":
@@ -151,7 +155,7 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
 
 
 def _norm_output(shape: ModelShape, plan: Plan) -> float:
-    """Of one token, the input of column-parallel layers, before `split` divides it."""
+    """Counts the bytes of one token in the input of column-parallel layers, before `split` divides it."""
     whole = plan.recipe.matmul * shape.hidden
     if plan.tp > 1 and plan.sequence_parallel and not plan.regather:
         return plan.tp * whole  # gathered once, and kept so
@@ -163,12 +167,12 @@ def _norm_keeps(shape: ModelShape, plan: Plan) -> float:
 
 
 def _kv_size(shape: ModelShape, t: int) -> int:
-    """With more tensor-parallel ranks than key/value heads, each head is on several."""
+    """Counts a token's keys on t ranks: with more of these than key/value heads, each head is on several."""
     return shape.head_size * max(shape.kv_heads, t)
 
 
 def _read_size(shape: ModelShape, plan: Plan) -> int:
-    """As _kv_size, where Ulysses has copied key/value heads for the ranks that read them."""
+    """Counts as _kv_size does, where Ulysses has copied key/value heads for the ranks that read them."""
     return _kv_size(shape, plan.tp * (plan.cp if plan.context == "ulysses" else 1))
 
 
@@ -181,7 +185,7 @@ def _latent(shape: ModelShape, plan: Plan, again: bool) -> float:
 
 
 def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
-    """Of one token: the paper's 19sbh and a norm's 2sbh, divided by what is split."""
+    """Counts the bytes of one token: the paper's 19sbh and a norm's 2sbh, divided by what is split."""
     item, t, h, saved = itemsize(plan), plan.tp, shape.hidden, plan.recipe.matmul
     split = t if plan.sequence_parallel else 1
     if plan.recompute == "full":
@@ -199,7 +203,7 @@ def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
 
 
 def _wide(shape: ModelShape, plan: Plan, ffn: int, again: bool) -> float:
-    """What is as wide as the feed-forward part: the input of its function, and the output, unless that is computed again."""
+    """Counts what is as wide as the feed-forward part: its function's input, and the output, unless that is computed again."""
     function = (2 * plan.recipe.matmul if shape.gated else itemsize(plan)) * ffn
     if again and shape.gated:
         return function

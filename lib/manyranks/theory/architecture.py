@@ -41,7 +41,7 @@ def _column(inputs: int, outputs: int, bias: bool, cut: str = "slices") -> list[
 
 
 def _row(inputs: int, outputs: int, bias: bool) -> list[Tensor]:
-    """One whose inputs are cut; its bias joins the sum."""
+    """Lists the tensors of a layer whose inputs are cut; its bias joins the sum."""
     return [Tensor(inputs * outputs)] + [Tensor(outputs, "whole", False)] * bias
 
 
@@ -221,14 +221,14 @@ class ModelShape:
         return self.layers - self.dense_layers if self.experts else 0
 
     def is_moe(self, layer: int) -> bool:
-        """Whether this layer, counted from 0, has experts. Raises ValueError for a layer that the model does not have."""
+        """Returns whether this layer, counted from 0, has experts. Raises ValueError for a layer that the model hasn't."""
         if not 0 <= layer < self.layers:
             raise ValueError(f"layer={layer}: {self.name} has layers 0 to {self.layers - 1}")
         return self.experts > 0 and layer >= self.dense_layers
 
     @cached_property
     def attention(self) -> list[Tensor]:
-        """One layer's matrices, biases and sinks; its norms are among `norms`."""
+        """The matrices, biases and sinks of one layer; its norms are among `norms`."""
         if self.latent:
             return self.latent.tensors(self.hidden, self.heads)
         bias, keys = self.bias or self.qkv_bias, (self.hidden, self.kv_size)
@@ -252,7 +252,7 @@ class ModelShape:
 
     @cached_property
     def router(self) -> list[Tensor]:
-        """One layer's: a score an expert, and the bias that balances them if there is one."""
+        """The router of one layer: a score per expert, and the bias that balances them if there is one."""
         scores = [Tensor(self.hidden * self.experts, "whole")] * (self.experts > 0)
         return scores + [Tensor(self.experts, "whole", False)] * self.router_bias
 
@@ -297,7 +297,7 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """What a token's number is looked up in: the embedding, positions, and their norm."""
+        """The parameters in which a token's number is looked up: the embedding, positions, and their norm."""
         return parameters_of(self.embedding)
 
     def layer_parameters(self, layer: int) -> int:
@@ -320,7 +320,7 @@ class ModelShape:
 
     @property
     def mtp_parameters(self) -> int:
-        """What the multi-token-prediction modules add, without the embedding and the head, which they share with the model.
+        """The parameters that multi-token prediction adds, without the embedding and the head, which it shares with the model.
 
         A module: two norms, a projection of 2h to h, a layer like the last one, a norm. Published checkpoints store a copy of
         the embedding and the head with each. Source: DeepSeek-V3, arXiv 2412.19437, section 2.2.

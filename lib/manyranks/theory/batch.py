@@ -1,4 +1,4 @@
-"""How large a batch is worth it: the noise of gradients, and steps against examples.
+"""The batch size that is worth it: the noise of gradients, and steps against examples.
 
 B: examples (or tokens) of the global batch, in whatever unit the critical batch is given; S: steps; E: examples, E = S·B.
 Source: McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv 1812.06162.
@@ -12,8 +12,10 @@ from manyranks.theory.names import not_negative, positive
 
 
 class Noise(NamedTuple):
-    """What two batch sizes tell of the gradient: squared_norm, |G|² of the true one; variance, tr(Σ), of one example's.
+    """The noise of gradients, as two batch sizes tell it.
 
+    squared_norm: |G|² of the true gradient
+    variance: tr(Σ) of one example's gradient
     Both are unbiased estimates, and may be negative by chance where they come from few steps.
     """
 

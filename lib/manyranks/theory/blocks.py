@@ -216,7 +216,7 @@ def _processors() -> dict[tuple[str, ...], Processor]:
 
 
 class Occupancy(NamedTuple):
-    """How full a processor is.
+    """The share of a processor that blocks fill.
 
     blocks: number that one processor holds at a time.
     share: part of the processor's warps that they fill.

@@ -1,4 +1,4 @@
-"""What a rank says to others: the list of calls in which every axis describes its collectives and messages.
+"""The calls of a rank to others: the list in which every axis describes its collectives and messages.
 
 The axes' lists: tensor.calls, context.calls, expert.calls, sharding.calls for data parallelism, and stages here. From a list
 follow bytes (counted) and seconds (network.seconds).
@@ -100,8 +100,10 @@ def counted(calls: Iterable[Call], n: int, rank: int = 0) -> Passes:
 
 
 def stages(shape: ModelShape, plan: Local) -> list[Call]:
-    """One micro-batch from a stage to the next, one way: each tensor-parallel rank sends its share; arXiv 2104.04473, section
-    4.1."""
+    """Lists the calls of one micro-batch from a stage to the next, one way: each tensor-parallel rank sends its share.
+
+    Source: arXiv 2104.04473, section 4.1.
+    """
     elements = plan.rank_tokens * shape.hidden
     whole = [] if plan.sequence_parallel else [Call("tp", "all_gather", elements)]
     return [Call("pp", "send", elements / plan.tp), *whole]

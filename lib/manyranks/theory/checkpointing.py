@@ -22,7 +22,12 @@ FORWARD, STORE, KEEP, BACKWARD = "forward", "store", "keep", "backward"
 
 
 class Layer(NamedTuple):
-    """forward, backward: time; output: bytes of a_i; saved: bytes that its forward leaves for backward, a_i among them."""
+    """A layer of a chain.
+
+    forward, backward: time
+    output: bytes of a_i
+    saved: bytes that its forward leaves for backward, a_i among them
+    """
 
     forward: float
     backward: float
@@ -31,10 +36,12 @@ class Layer(NamedTuple):
 
 
 class Action(NamedTuple):
-    """One step of a plan, on a layer counted from 1.
+    """A step of a plan, on a layer counted from 1.
 
-    forward: computes a_i, and holds nothing but it; store: holds the a_i just computed until layer i + 1 went backward; keep:
-    computes a_i, and holds what backward needs of layer i, its input included; backward: uses that up.
+    forward: computes a_i, and holds nothing but it
+    store: holds the a_i just computed until layer i + 1 went backward
+    keep: computes a_i, and holds what backward needs of layer i, its input included
+    backward: uses that up
     """
 
     kind: str
@@ -42,8 +49,14 @@ class Action(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """time: of all actions; extra: of those forwards that were not the first of their layer; forwards: how many in all; peak:
-    the most bytes held at once; held: bytes at the fullest moment of each action."""
+    """The outcome of a plan.
+
+    time: of all actions
+    extra: time of those forwards that were not the first of their layer
+    forwards: how many in all
+    peak: the most bytes held at once
+    held: bytes at the fullest moment of each action
+    """
 
     time: float
     extra: float
@@ -53,7 +66,7 @@ class Outcome(NamedTuple):
 
 
 def run(chain: Sequence[Layer], plan: Iterable[Action], gradient: int = 0) -> Outcome:
-    """What the plan costs on this chain, and what it holds beside the chain's input.
+    """Returns what the plan costs on this chain, and what it holds beside the chain's input.
 
     gradient: bytes of the input's gradient; 0 where it needs none. Raises ValueError for a plan that cannot be followed.
     """
@@ -73,7 +86,7 @@ def run(chain: Sequence[Layer], plan: Iterable[Action], gradient: int = 0) -> Ou
 
 
 class _State:
-    """What is held: activations by number, what layers saved, the activation at hand, the gradient that waits."""
+    """The values that are held: activations by number, what layers saved, the activation at hand, the gradient that waits."""
 
     def __init__(self, chain: Sequence[Layer], gradient: int):
         self._chain, self.left = chain, len(chain)  # layers that have not gone backward
@@ -148,7 +161,7 @@ def from_input(n: int) -> list[Action]:
 
 
 def nearest(n: int, count: int) -> list[Action]:
-    """As the lectures count checkpoints: the starts of `count` segments are stored, and each layer's backward computes again
+    """Plans as lectures count checkpoints: the starts of `count` segments are stored, and each layer's backward computes again
     from the nearest one: O(C) memory, O(N²/C) compute, so O(N√N) with √N of them. Raises ValueError as segments does.
     """
     starts = _starts(n, count)
@@ -160,7 +173,7 @@ def nearest(n: int, count: int) -> list[Action]:
 
 
 def segments(n: int, count: int) -> list[Action]:
-    """As it is done: `count` segments, each computed again once, as a whole, before its backward: one extra forward, and
+    """Plans as it is done: `count` segments, each computed again once, as a whole, before its backward: one extra forward, and
     O(C + N/C) memory. They differ by a layer at most, the longer ones first. Raises ValueError for less than one segment or
     more than there are layers.
     """
@@ -176,8 +189,10 @@ def every_layer(n: int) -> list[Action]:
 
 
 def best_count(chain: Sequence[Layer], plan=segments) -> int:
-    """How many segments make the peak of segments(), or of nearest(), smallest: about √(N·saved ÷ output) for the first, with
-    equal layers. Of equal peaks the smallest number."""
+    """Returns how many segments make the peak of segments(), or of nearest(), smallest. Of equal peaks the smallest number.
+
+    With equal layers that's about √(N·saved ÷ output) for segments().
+    """
     n = len(chain)
     return min(range(1, n + 1), key=lambda count: run(chain, plan(n, count)).peak)
 

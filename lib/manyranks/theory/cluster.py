@@ -35,10 +35,11 @@ class Level(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How the members of one group reach each other.
+    """The links by which the members of one group reach each other.
 
-    ring: the link that a ring over all of them sees (mean α of its hops; β of its narrowest place); pair: between members
-    that are far apart; inside: members of one node, joined by `near`.
+    ring: the link that a ring over all of them sees (mean α of its hops; β of its narrowest place)
+    pair: between members that are far apart
+    inside: members of one node, joined by `near`
     """
 
     ranks: int
@@ -188,9 +189,12 @@ _INFINIBAND, _NVLINK, _ICI = 14e-6, 3.4e-6, 1e-6  # α: NCCL src/graph/tuning.cc
 
 
 def _of_row(row: dict[str, str]) -> Cluster:
-    """link_GBps: of a torus one of its links, elsewhere the share of the network, if it isn't the accelerator's own; host_GBps:
-    an accelerator's share of its way to the host, if that isn't PCIe; reserved: processors that move tokens instead of
-    multiplying, of a chip's."""
+    """Reads a cluster from a row.
+
+    link_GBps: of a torus one of its links, elsewhere the share of the network, if it isn't the accelerator's own
+    host_GBps: an accelerator's share of its way to the host, if that isn't PCIe
+    reserved: processors that move tokens instead of multiplying, of a chip's
+    """
     name, chip, size, source = row["name"], hardware.accelerators[row["chip"]], int(row["size"]), row["source"]
     bandwidth = GB * float(row["link_GBps"] or 0)
     if row["axes"]:
@@ -220,7 +224,7 @@ def _clusters() -> Named:
 
 
 class _Clusters(Named):
-    """By name, or by the path of a file that save has written: "mine.json"."""
+    """Clusters by name, or by the path of a file that save has written: "mine.json"."""
 
     def __missing__(self, name: object):
         return load(name) if str(name).endswith(".json") else super().__missing__(name)

@@ -18,8 +18,10 @@ BETWEEN = "between stages"
 
 
 class Passing(NamedTuple):
-    """One micro-batch in a part of a stage, as Dealt.parts names it, or BETWEEN stages. pipeline: ranks of it, and the
-    stride."""
+    """The way of one micro-batch through a part of a stage, as Dealt.parts names it, or BETWEEN stages.
+
+    pipeline: ranks of it, and the stride
+    """
 
     site: Site
     part: str
@@ -39,7 +41,7 @@ class Said(NamedTuple):
 
     @property
     def items(self) -> dict[str, Passing]:
-        """By the part's name."""
+        """Each Passing by its part's name."""
         found = {part: Passing(self.site.of_calls(part), part) for part in self.names}
         between = {BETWEEN: Passing(self.site.of_calls(BETWEEN), BETWEEN, self.pipeline)} if self.pipeline[0] > 1 else {}
         return found | between
@@ -53,7 +55,7 @@ class Timed:
 
 
 class Sent(NamedTuple):
-    """passes: of one micro-batch's calls, of each part; states: of each row of gradients and parameters."""
+    """The times of calls. passes: of one micro-batch's, of each part; states: of each row of gradients and parameters."""
 
     passes: Timed
     states: Timed

@@ -78,14 +78,14 @@ class Busy:
 
 
 class Parts(dict[str, Busy]):
-    """Of a rank's parts, as Dealt.parts names them, what each computes."""
+    """The parts of a rank, as Dealt.parts names them, and what each computes."""
 
     __hash__ = object.__hash__  # a key of caches
     __eq__ = object.__eq__
 
 
 class Work(NamedTuple):
-    """What the ranks of a pipeline compute."""
+    """The work that the ranks of a pipeline compute."""
 
     dealt: Dealt
     site: Site

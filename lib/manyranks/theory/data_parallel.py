@@ -1,4 +1,4 @@
-"""What nothing hides of data parallelism's calls in a step, and the optimizer: gradients reduced, parameters gathered, updates.
+"""Data parallelism's calls that nothing hides in a step, and the optimizer: gradients reduced, parameters gathered, updates.
 
 Gradients travel in buckets, ZeRO-1 and ZeRO-2 gather the updated parameters in the same buckets, ZeRO-3 in units of one layer:
 states.rows. They're equal, one travels at a time, and each by the fastest algorithm (network.fastest).
@@ -17,7 +17,7 @@ from manyranks.theory.states import Held, Rows
 
 
 class Times(NamedTuple):
-    """How often in a step: gradients reduced, parameters gathered for forward and again for backward."""
+    """Counts per step: gradients reduced, parameters gathered for forward and again for backward."""
 
     reduces: int
     forward: int
@@ -93,7 +93,7 @@ def _shown(plan: Plan, often: Times, reduce: float, gather: float, forward: floa
 
 
 def _exposed(seconds: float, hidden_behind: float, units: int, plan: Plan) -> float:
-    """What nothing hides, and what the collective's kernels take from the processors that compute beside it."""
+    """Returns what nothing hides, and what the collective's kernels take from the processors that compute beside it."""
     if not plan.overlap:
         return seconds
     shown = max(seconds / units, seconds - hidden_behind)

@@ -1,4 +1,4 @@
-"""What strategies hold and compute again, for chains of equal layers: in closed form, without a plan."""
+"""Strategies for chains of equal layers, what they hold and compute again: in closed form, without a plan."""
 
 import functools
 import math
@@ -31,17 +31,17 @@ class Point(NamedTuple):
 
 
 def everything(n: int) -> Point:
-    """Of keeping all n layers."""
+    """Returns the point of keeping all n layers."""
     return Point(0, n, 0, (0, n))
 
 
 def from_input(n: int) -> Point:
-    """Of keeping the first layer's input only: each layer's backward runs all layers before it again."""
+    """Returns the point of keeping the first layer's input only: each layer's backward runs all layers before it again."""
     return Point(1, 1, n * (n + 1) / 2, (1, 0))
 
 
 def segments(n: int, count: int, layer: Layer) -> Point:
-    """Of checkpointing.segments: fullest in the last segment, or in the last of those that are a layer longer."""
+    """Returns the point of checkpointing.segments: fullest in the last segment, or the last of those a layer longer."""
     short, longer = divmod(n, count)
     both = [Point(count - 1, short, n, (count, 0))]
     if longer:
@@ -67,8 +67,8 @@ def front(n: int, layer: Layer, flying: int = 1) -> tuple[Point, ...]:
 
 
 def _computed_twice(n: int, layer: Layer) -> Iterator[Point]:
-    """For each number of layers kept from the start: as few checkpoints as do. A segment that is done frees a checkpoint, so
-    the segments before it are longer."""
+    """Yields, for each number of layers kept from the start, as few checkpoints as do. A segment that is done frees a
+    checkpoint, so the segments before it are longer."""
     for kept in range(1, n + 1):
         stored, reached = 0, kept
         while reached < n:
@@ -78,8 +78,8 @@ def _computed_twice(n: int, layer: Layer) -> Iterator[Point]:
 
 
 def _computed_often(n: int, layer: Layer, below: int) -> Iterator[Point]:
-    """In less memory, where one layer is kept from the start: the recurrence of optimal_checkpoints for all memories at once;
-    m: slots beside those of that layer and two gradients."""
+    """Yields points in less memory, where one layer is kept from the start: the recurrence of optimal_checkpoints for all
+    memories at once; m: slots beside those of that layer and two gradients."""
     room = below - layer.saved - 2 * layer.output
     output = max(1, _SLOTS * layer.output // max(room, 1))  # slots: whole, so that only `saved` is rounded
     slot = layer.output / output

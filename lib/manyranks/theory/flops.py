@@ -13,9 +13,12 @@ from manyranks.theory.names import Named, nearest
 
 
 class Convention(NamedTuple):
-    """What a paper counts. attention: share of the full score matrix; everything: 6Φ of all parameters instead of the products'
-    own; embedding: whether Φ has the input embedding, whose rows are only read; core_again: forward passes of the attention
-    core that selective recomputation adds.
+    """The counting of a paper.
+
+    attention: share of the full score matrix
+    embedding: whether Φ has the input embedding, whose rows are only read
+    everything: 6Φ of all parameters instead of the products' own
+    core_again: forward passes of the attention core that selective recomputation adds
     """
 
     attention: float
@@ -66,7 +69,7 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Of one token, forward."""
+        """The FLOPs of one token, forward."""
         return 2 * self.k * self.n * self.count
 
 
@@ -135,7 +138,7 @@ def per_token(shape: ModelShape, seq: int, convention: str = "causal") -> float:
 def hardware_per_token(
     shape: ModelShape, seq: int, recompute: str = "none", convention: str = "causal", flash: bool = False
 ) -> float:
-    """As per_token, with what recomputation ("none", "selective", "full") runs a second time.
+    """Counts as per_token does, with what recomputation ("none", "selective", "full") runs a second time.
 
     flash: whether attention is one fused kernel. It keeps no scores and computes them again in its own backward, whatever else
     is recomputed: five products instead of four, which is half a forward of the core more. PyTorch's FlopCounterMode counts
@@ -175,7 +178,7 @@ def hfu(
 
 
 def training(parameters: float, tokens: float) -> float:
-    """6Φ FLOPs a token: 2Φ forward, 4Φ backward; attention's own matmuls are left out.
+    """Counts 6Φ FLOPs per token: 2Φ forward, 4Φ backward; attention's own matmuls are left out.
 
     Source: Kaplan et al., "Scaling Laws for Neural Language Models", arXiv 2001.08361, section 2.1.
     """

@@ -13,9 +13,13 @@ GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One chip. flops, flops_fp8, flops_fp4: dense FLOP/s in bfloat16 (V100: float16), in 8 and in 4 bits; memory: bytes;
-    bandwidths in bytes/s, of links one way; 0 where unknown. matmul_fraction: the share of `flops` that the best large matrix
-    product reaches; processors: that compute tiles of a product (NVIDIA: streaming multiprocessors); watts: its limit.
+    """A chip. Bandwidths are in bytes/s, of links one way; 0 where unknown.
+
+    flops, flops_fp8, flops_fp4: dense FLOP/s in bfloat16 (V100: float16), in 8 and in 4 bits
+    memory: bytes
+    matmul_fraction: the share of `flops` that the best large matrix product reaches
+    processors: that compute tiles of a product (NVIDIA: streaming multiprocessors)
+    watts: its limit
     """
 
     name: str
@@ -48,7 +52,7 @@ class Accelerator:
 
     @property
     def scaled(self) -> bool:
-        """Whether its products read a scale with each block of numbers, as MXFP8 and NVFP4 need. Chips with 4 bits do."""
+        """Returns whether products read a scale with each block of numbers, as MXFP8 and NVFP4 need. Chips with 4 bits do."""
         return self.flops_fp4 > self.flops
 
 

@@ -21,7 +21,7 @@ Fields = dict[str, Any]
 
 
 class Key(NamedTuple):
-    """What a key may hold, in words and as a test, and its value where it is left out; without one, it must be given."""
+    """The values that a key may hold, in words and as a test, and the one where it is left out; without it, give the key."""
 
     allowed: str
     test: Callable[[Any], bool]

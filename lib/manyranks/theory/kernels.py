@@ -19,8 +19,12 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 
 
 class Constants(NamedTuple):
-    """matmul: share of a chip's best product that a step's products reach; bandwidth: share of what links and memory are
-    specified for; overhead: seconds that a kernel or a collective takes beside its work."""
+    """The constants of our estimates.
+
+    matmul: share of a chip's best product that a step's products reach
+    bandwidth: share of what links and memory are specified for
+    overhead: seconds that a kernel or a collective takes beside its work
+    """
 
     matmul: float = MATMUL
     bandwidth: float = BANDWIDTH

@@ -1,4 +1,4 @@
-"""What one rank computes in one layer for one micro-batch, kernel by kernel.
+"""The work of one rank in one layer for one micro-batch, kernel by kernel.
 
 T: tokens of the micro-batch on this rank (b·s/c); t: tensor-parallel degree. Norms, dropouts and residual additions see T
 tokens on every tensor-parallel rank, or T/t with sequence parallelism. Fused as Megatron-LM fuses them: bias with GeLU;
@@ -21,8 +21,11 @@ FLASH_BACKWARD = 2.5  # five products instead of two: the scores are computed ag
 
 
 class Kernel(NamedTuple):
-    """One kernel of one rank and one micro-batch. weights: elements of the weight that it multiplies with; sizes: m, n, k of a
-    matrix product, and how many such products there are."""
+    """A kernel of one rank and one micro-batch.
+
+    weights: elements of the weight that it multiplies with
+    sizes: m, n, k of a matrix product, and how many such products there are
+    """
 
     part: str  # "attention", "core", "mlp", "product", "rmsnorm", "head", "route", …
     flops: float
@@ -67,7 +70,7 @@ def work(shape: ModelShape, plan: Plan, part: str, imbalance: float = 1.0) -> li
 
 
 def launches(work: list[Kernel]) -> int:
-    """How often the host launches something for these kernels, each of which counts once; but see OPERATORS."""
+    """Counts how often the host launches something for these kernels: once for each; but see OPERATORS."""
     return sum(OPERATORS.get(kernel.part, 1) for kernel in work)
 
 
@@ -107,7 +110,7 @@ def again(kernels: list[Kernel], plan: Plan) -> list[Kernel]:
 
 
 def again_flops(shape: ModelShape, plan: Plan) -> float:
-    """Of a token, in all layers: what the products that run again compute."""
+    """Counts the FLOPs per token, in all layers, of the products that run again."""
     counts = {True: shape.moe_layers, False: shape.layers - shape.moe_layers}
     each = {moe: again(forward(shape, plan, moe), plan) for moe, count in counts.items() if count}
     return plan.tp * sum(counts[moe] * kernel.flops for moe, kernels in each.items() for kernel in kernels) / plan.rank_tokens
@@ -192,7 +195,7 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
 
 
 def _product(m: float, n: float, k: float, heads: float, plan: Plan) -> Kernel:
-    """Of activations with activations, for every head: no weight."""
+    """Makes a product of activations with activations, for every head: no weight."""
     return unquantised("core", m, n, k, plan, plan.microbatch * heads)._replace(weights=0.0)
 
 
@@ -245,13 +248,16 @@ def added_biases(elements: float, local: float) -> list[Kernel]:
 
 
 def _function_bytes(shape: ModelShape, plan: Plan) -> float:
-    """Of a gated MLP's function and product, an element. Where it clamps what comes in, that's two operators more, and one that
-    joins both halves again. Source: Megatron-LM, weighted_bias_quick_geglu_impl."""
+    """Counts the bytes per element of a gated MLP's function and product.
+
+    Where it clamps what comes in, that's two operators more, and one that joins both halves again. Source: Megatron-LM,
+    weighted_bias_quick_geglu_impl.
+    """
     return plan.framework.moved.gated + (16 if shape.clamped else 0)
 
 
 def sent_bytes(plan: Plan) -> int:
-    """Of an element on its way to an expert: results come back in 16 bits."""
+    """Counts the bytes of an element on its way to an expert: results come back in 16 bits."""
     return 1 if plan.recipe.quantised and plan.framework.sends_8_bits else 2
 
 

@@ -1,4 +1,4 @@
-"""What is said of a name that is not known and of a number that cannot be, and how a value with many fields is written."""
+"""Words for a name that is not known and for a number that cannot be, and how a value with many fields is written."""
 
 import math
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class Named(dict):
 
 
 def concise(value: object, *always: str, hide: str = "") -> str:
-    """repr of a dataclass's instance without the fields that have their default, but with those named in `always`."""
+    """Writes a dataclass's instance as repr does, without fields that have their default, but with those named in `always`."""
     given = ((f.name, getattr(value, f.name)) for f in fields(value) if f.name != hide)
     defaults = {f.name: f.default for f in fields(value)}
     shown = (f"{name}={v!r}" for name, v in given if name in always or (v != defaults[name] and (v or defaults[name])))

@@ -15,7 +15,7 @@ _AXIS = {"etp": "tp", "shards": "data", "replicas": "data"}  # groups that belon
 
 
 class Seconds(dict[tuple[str, str], float | tuple[float, ...]]):
-    """By axis and by when: seconds of the calls; of a ring's messages, under each of N blocks, and of the last, home."""
+    """Seconds by axis and by when: of the calls; of a ring's messages, under each of N blocks, and of the last, home."""
 
     __hash__ = object.__hash__  # one list of calls is one key of caches
     __eq__ = object.__eq__
@@ -58,7 +58,7 @@ def gather(route: Route, size: float, constants: Constants) -> float:
 
 
 def fastest(route: Route, size: float, constants: Constants) -> float:
-    """As gather, but by a tree between the nodes where that is faster. An all-reduce takes two of these.
+    """Times a gather, by a tree between the nodes where that is faster. An all-reduce takes two of these.
 
     The tree goes through a node rank by rank, then from node to node in log2 of them rounds. It passes the tensor on in pieces,
     so that these rounds count for α only, and uses all of the nodes' network shares, as the ring does. Inside one node, and on
@@ -106,7 +106,7 @@ class Hops(NamedTuple):
 
     @property
     def exposed(self) -> float:
-        """What nothing hides: where a message takes longer than the hop under which it travels."""
+        """The seconds that nothing hides: where a message takes longer than the hop under which it travels."""
         return sum(max(0.0, m - c) for m, c in zip(self.messages, (*self.compute, 0.0), strict=True))
 
     @property

@@ -1,4 +1,4 @@
-"""Where a layer's activations wait for backward: on the chip, at the host, or nowhere, to be computed again.
+"""Places where a layer's activations wait for backward: on the chip, at the host, or nowhere, to be computed again.
 
 What goes to the host travels while the layer computes, and comes back while backward does. Forward is shorter, so it decides:
 a layer that computes for T seconds hides β·T bytes, at β bytes/s one way.

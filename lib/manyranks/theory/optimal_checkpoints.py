@@ -58,7 +58,7 @@ class Schedules:
         self.least = int(fits[0]) * self._unit
 
     def _slots(self, size: int) -> int:
-        """Where there are not so many: one more than there are."""
+        """Returns how many slots so many bytes take; where there are not so many, one more than there are."""
         return min(-(-size // self._unit), self._most + 1)
 
     def _enough(self) -> int:
@@ -86,7 +86,7 @@ class Schedules:
         return actions
 
     def _first(self, s: int, t: int, m: int) -> list:
-        """What layers s to t begin with, and what is left to plan."""
+        """Returns what layers s to t begin with, and what is left to plan."""
         ways = self._ways(s, t, slice(m, m + 1))
         if self._kept(s, t)[m] <= ways.min(initial=_NEVER):
             rest = [(s + 1, t, m - self._saved[s])] if s < t else []
@@ -108,7 +108,7 @@ class Schedules:
                 self._after[t, s, input_[s] :] = self._extra[s, t, : m - input_[s]]
 
     def _equal(self, s: int) -> int:
-        """Before which t E(s, t, m) is E(s + 1, t + 1, m): where layers s to t + 1 are equal, and so are both inputs' sizes."""
+        """Finds before which t E(s, t, m) is E(s + 1, t + 1, m): layers s to t + 1 are equal, and so are both inputs' sizes."""
         t = s
         while self._output[s - 1] == self._output[s] and t < self._n and self._chain[t] == self._chain[t + 1]:
             t += 1
@@ -138,7 +138,7 @@ class Schedules:
         return row
 
     def _ways(self, s: int, t: int, m: slice) -> np.ndarray:
-        """[r, m]: for r = s + 1 … t, and for these m, if what is stored first is a_(r−1)."""
+        """Returns [r, m]: for r = s + 1 … t, and for these m, if what is stored first is a_(r−1)."""
         time, slots = (each[: t - s] for each in self._runs[s])
         extra = time + self._extra[s, s:t, m]
         extra += self._after[t, s + 1 : t + 1, m]

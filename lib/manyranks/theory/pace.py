@@ -1,4 +1,4 @@
-"""What a micro-batch and a step take on each rank of a pipeline: computing, and communication that nothing hides."""
+"""The time of a micro-batch and of a step on each rank of a pipeline: computing, and communication that nothing hides."""
 
 import functools
 from collections import Counter
@@ -78,10 +78,12 @@ def of_layer(
     moe: bool = False,
     imbalance: float = 1.0,
 ) -> Both:
-    """One micro-batch through one layer, on each of its tensor-, context- and expert-parallel ranks.
+    """Times one micro-batch through one layer, on each of its tensor-, context- and expert-parallel ranks.
 
-    moe: whether it is a layer with experts; imbalance: of the expert-parallel ranks, see plan.check_imbalance: the seconds are
-    those of the fullest, for which the others wait. Raises ValueError where the plan does not fit the shape.
+    moe: whether it is a layer with experts
+    imbalance: of the expert-parallel ranks, see plan.check_imbalance: the seconds are those of the fullest, for which the
+        others wait
+    Raises ValueError where the plan does not fit the shape.
     """
     checks.kinds(shape=shape, plan=plan, cluster=cluster)
     plan.check(shape)
@@ -93,8 +95,11 @@ def of_layer(
 
 
 class Paced(NamedTuple):
-    """One micro-batch in one layer with experts. fullest: the rank for which all wait; balanced: any rank, if all had the mean
-    load."""
+    """The times of one micro-batch in one layer with experts.
+
+    fullest: the rank for which all wait
+    balanced: any rank, if all had the mean load
+    """
 
     fullest: Both
     balanced: Both
@@ -129,7 +134,7 @@ def expert_layer(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: flo
 
 
 def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT) -> list[Both]:
-    """One micro-batch on each pipeline rank. Raises ValueError where the plan does not fit the shape."""
+    """Times one micro-batch on each pipeline rank. Raises ValueError where the plan does not fit the shape."""
     plan.check(shape)
     dealt = stages.dealt(shape, plan.layout)
     work = compute.compute(dealt, compute.site(shape, plan.local, cluster, constants))
@@ -139,7 +144,7 @@ def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constan
 
 
 def of_stages(work: Work, sent: Timed) -> dict[Stage, Both]:
-    """One micro-batch on a rank with these stages, of each kind."""
+    """Times one micro-batch on a rank with these stages, of each kind."""
     both = {name: (busy, sent.items[name]) for name, busy in work.parts.items()}
     found = {stage: _of_stage(tuple([(count, *both[name]) for count, name in own])) for stage, own in work.dealt.parts.items()}
     return {stage: fetching(work.site, stage, own) for stage, own in found.items()} if work.site.local.offload_layers else found
@@ -158,7 +163,7 @@ def fetching(at: Site, stage: Stage, own: Both) -> Both:
 
 @functools.lru_cache(maxsize=16384)
 def of_model(at: Site) -> Both:
-    """One micro-batch in the whole model, as if one pipeline rank had all of it."""
+    """Times one micro-batch in the whole model, as if one pipeline rank had all of it."""
     return total([(count, _hidden(at, part)) for count, part in stages.parts_of_model(at.shape)])
 
 
@@ -196,7 +201,7 @@ def hide(busy: Busy, sent: Seconds) -> Both:
 
 
 def tensor(plan: Local, sent: Seconds, behind: float) -> tuple[float, float]:
-    """One layer's tensor parallelism, each way. behind: seconds of the weights' gradients, beside which some calls travel.
+    """Times one layer's tensor parallelism, each way. behind: seconds of weights' gradients, beside which some calls travel.
 
     A stack that cuts a product and its gather or sum in as many chunks as ranks shows one chunk of each.
     """
@@ -209,8 +214,8 @@ def tensor(plan: Local, sent: Seconds, behind: float) -> tuple[float, float]:
 
 
 def context(plan: Local, sent: Seconds, core: tuple[float, float]) -> tuple[float, float]:
-    """One layer's context parallelism, each way. core: seconds of its attention, whose blocks hide a ring's messages; what is
-    gathered or dealt comes before and after it."""
+    """Times one layer's context parallelism, each way. core: seconds of its attention, whose blocks hide a ring's messages;
+    what is gathered or dealt comes before and after it."""
     found = [sent.get(("cp", when), 0.0) for when in (FORWARD, BACKWARD)]
     if plan.context != "ring" or plan.cp == 1:
         return tuple(found)
@@ -231,7 +236,7 @@ class Pace(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def pipe(work: Work, sent: Timed, held: Holding, m: int, virtual: int) -> list[Pace]:
-    """One for each kind of pipeline rank: those with equal layers take as long. held: the parameters of each rank."""
+    """Returns one Pace per kind of pipeline rank: those with equal layers take as long. held: the parameters of each rank."""
     layout, overlap, p = work.dealt.layout, work.site.local.overlap, work.dealt.layout.pp
     kinds = of_stages(work, sent)
     costs = [kinds[stage] for stage in work.dealt.ranks]
@@ -281,8 +286,8 @@ def mean_of_others(kinds: list[Kind], own: int) -> tuple[float, float, float]:
 
 
 def hides_experts(local: Local, schedule: str, p: int, m: int, virtual: int) -> bool:
-    """Whether one micro-batch's forward runs beside another's backward: under DualPipe, and where the stack does so without a
-    pipeline or with interleaved stages.
+    """Returns whether one micro-batch's forward runs beside another's backward: under DualPipe, and where the stack does so
+    without a pipeline or with interleaved stages.
     """
     if not local.overlap or m == 1:
         return False
@@ -292,7 +297,7 @@ def hides_experts(local: Local, schedule: str, p: int, m: int, virtual: int) -> 
 
 
 def hide_experts(cost: Both) -> Both:
-    """One micro-batch's forward runs beside another's backward: tokens travel to experts while the other does all the rest.
+    """Runs one micro-batch's forward beside another's backward: tokens travel to experts while the other does all the rest.
 
     The two are one piece of work then: forward and backward are given half of it each.
     """

@@ -107,7 +107,7 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
 
 @functools.lru_cache(maxsize=16384)
 def flights(schedule: str, p: int, m: int, v: int, ranks: tuple[int, ...]) -> tuple[float, ...]:
-    """As in_flight, for several ranks; of DualPipe, each rank's on the stage that is its own."""
+    """Counts as in_flight does, for several ranks; of DualPipe, each rank's on the stage that is its own."""
     if schedule == "dualpipe" and p > 1:
         return tuple(min((m + 1) // 2, p - rank) for rank in ranks)
     return tuple(_flying(schedule, p, m, v, rank) for rank in ranks)
@@ -138,9 +138,10 @@ def _until_first_backward(p: int, m: int, v: int, rank: int) -> int:
 
 
 class Actions(NamedTuple):
-    """How often a rank of DualPipe does something in a step: on the earlier of its two stages, and on the later.
+    """Counts of what a rank of DualPipe does in a step: on the earlier of its two stages, and on the later.
 
-    F, B, I, W: without a partner; pairs: a forward of the earlier beside a backward of the later, and the other way round.
+    F, B, I, W: without a partner
+    pairs: a forward of the earlier beside a backward of the later, and the other way round
     """
 
     F: tuple[int, int]
@@ -151,7 +152,7 @@ class Actions(NamedTuple):
 
 
 def dualpipe_actions(p: int, m: int, rank: int) -> Actions:
-    """Of a rank of p, with m micro-batches from both ends together. Ranks r and p − 1 − r have stages r and p − 1 − r, both.
+    """Counts actions of a rank of p; m micro-batches from both ends together. Ranks r and p − 1 − r both have these stages.
 
     Source: the DualPipe repository, dualpipe/dualpipe.py, whose eight steps are counted. Raises ValueError for an odd p or m,
     fewer than 2p micro-batches, and a rank that is not 0 to p − 1.

@@ -1,4 +1,4 @@
-"""How a training step is split over accelerators: the degrees, the batch, and what is kept, sharded or recomputed."""
+"""Plans of how a training step is split over accelerators: the degrees, the batch, and what is kept, sharded or recomputed."""
 
 from collections import namedtuple
 from dataclasses import dataclass, fields
@@ -35,7 +35,7 @@ class Recipe(NamedTuple):
 
     @property
     def quantised(self) -> bool:
-        """Whether linear layers multiply in fewer bits than activations have: attention and the head keep 16."""
+        """Returns whether linear layers multiply in fewer bits than activations have: attention and the head keep 16."""
         return self.rate in ("fp4", "fp8")
 
     @property
@@ -63,13 +63,16 @@ RECIPES = {
 
 
 class Layout(namedtuple("Layout", "tp pp ep expert_tp stages schedule embedding_slots")):
-    """What of a plan decides which parameters a rank holds: plans that agree in it hold the same. Its fields are Plan's."""
+    """The part of a plan that decides which parameters a rank holds: plans that agree in it hold the same.
+
+    Its fields are Plan's.
+    """
 
     __slots__ = ()
 
 
 class OneRank:
-    """What a plan, and what of it decides a layer's time, say of one rank and one micro-batch."""
+    """The numbers of one rank and one micro-batch, which a Plan and a Local give."""
 
     __slots__ = ()
 
@@ -102,7 +105,10 @@ _LOCAL += " offload_layers"
 
 
 class Local(namedtuple("Local", f"{_LOCAL} stack"), OneRank):
-    """What of a plan decides a layer's time and activations on one rank, whatever other degrees are. Its fields are Plan's."""
+    """The part of a plan that decides a layer's time and activations on one rank, whatever other degrees are.
+
+    Its fields are Plan's.
+    """
 
     __slots__ = ()
 
@@ -119,23 +125,33 @@ class Local(namedtuple("Local", f"{_LOCAL} stack"), OneRank):
 
 @dataclass(frozen=True)
 class Plan(OneRank):
-    """One way to train: dp·cp·tp·pp accelerators. ep and etp lay the experts out on the dp·cp·tp ranks of a stage.
+    """A way to train: dp·cp·tp·pp accelerators. ep and etp lay the experts out on the dp·cp·tp ranks of a stage.
 
-    seq: tokens of a sequence; batch: sequences of the global batch (default: one micro-batch for each data-parallel rank);
-    microbatch: sequences a rank takes at a time. schedule: one of SCHEDULES; virtual: stages a rank has, interleaved where
-    there are several. zero: 0 to 3; dp_shard: ranks that share one copy of the sharded states (HSDP), default all;
-    reshard_after_forward: ZeRO-3 frees a unit after forward and gathers it again. recompute: "none", "full", or "selective":
-    attention scores where they are stored, RMSNorms, the product of a gated MLP, what latent attention expands. precision: a
-    key of RECIPES. overlap: communication runs under compute where nothing forbids it; overlap_tensor: tensor parallelism's
-    too, under weight gradients. flash: attention never writes its scores. context: how keys and values travel between
-    context-parallel ranks. embedding_slots: the embedding and the head take the place of one layer each when layers are dealt
-    to stages. offload: states kept in the host's memory, "none", "optimizer" or "all"; offload_layers: of a rank's layers, how
-    many have their activations wait there for backward. regather: with sequence parallelism, a column-parallel layer keeps its
-    shard of the input and gathers the rest again in backward; False: it keeps what it gathered. stack: what runs it, a key of
-    STACKS.
+    seq: tokens of a sequence
+    batch: sequences of the global batch (default: one micro-batch for each data-parallel rank)
+    microbatch: sequences a rank takes at a time
+    schedule: one of SCHEDULES
+    virtual: stages a rank has, interleaved where there are several
+    zero: 0 to 3
+    dp_shard: ranks that share one copy of the sharded states (HSDP), default all
+    reshard_after_forward: ZeRO-3 frees a unit after forward and gathers it again
+    recompute: "none", "full", or "selective": attention scores where they are stored, RMSNorms, the product of a gated MLP,
+        what latent attention expands
+    precision: a key of RECIPES
+    overlap: communication runs under compute where nothing forbids it
+    overlap_tensor: tensor parallelism's too, under weight gradients
+    flash: attention never writes its scores
+    context: how keys and values travel between context-parallel ranks
+    embedding_slots: the embedding and the head take the place of one layer each when layers are dealt to stages
+    offload: states kept in the host's memory, "none", "optimizer" or "all"
+    offload_layers: of a rank's layers, how many have their activations wait there for backward
+    regather: with sequence parallelism, a column-parallel layer keeps its shard of the input and gathers the rest again in
+        backward; False: it keeps what it gathered
+    stack: what runs it, a key of STACKS
     etp: expert tensor parallel size, the ranks that cut each routed expert. By default that is tp, and ep divides dp·cp. Any
-    other etp gives experts a layout of their own, in which ep may span tensor-parallel ranks: tp·cp·dp = etp·ep·edp, and edp
-    ranks have the same part of the same experts. It needs sequence parallelism. Source: arXiv 2504.14960, MoE parallel folding.
+        other etp gives experts a layout of their own, in which ep may span tensor-parallel ranks: tp·cp·dp = etp·ep·edp, and
+        edp ranks have the same part of the same experts. It needs sequence parallelism. Source: arXiv 2504.14960, MoE parallel
+        folding.
     Raises ValueError, naming the field, for a value that is not allowed or values that do not go together.
     """
 
@@ -327,7 +343,7 @@ class Plan(OneRank):
 
 
 def uncut(shape: ModelShape, tp: int, etp: int | None = None) -> str:
-    """What of this shape so many tensor-parallel ranks cannot share evenly, and the way out; empty where they can.
+    """Says what of this shape so many tensor-parallel ranks cannot share evenly, and the way out; empty where they can.
 
     etp: ranks that cut each routed expert, None for tp.
     """
@@ -346,7 +362,7 @@ def uncut(shape: ModelShape, tp: int, etp: int | None = None) -> str:
 
 
 def unread(shape: ModelShape, tp: int, cp: int) -> str:
-    """What keeps Ulysses from giving each of cp ranks whole heads to compute; empty where nothing does."""
+    """Says what keeps Ulysses from giving each of cp ranks whole heads to compute; empty where nothing does."""
     heads, keys = shape.heads // tp, max(1, shape.kv_heads // tp)
     if heads % cp:
         return f"cp={cp} does not divide a rank's {heads} heads"
@@ -361,7 +377,7 @@ def most_imbalance(experts: int, top_k: int, ranks: int) -> float:
 
 
 def check_imbalance(shape: ModelShape, plan: Plan, imbalance: float) -> None:
-    """imbalance: copies that come to the fullest of e expert-parallel ranks ÷ their mean.
+    """Checks the imbalance: copies that come to the fullest of e expert-parallel ranks ÷ their mean.
 
     Raises ValueError below 1 and for more than most_imbalance.
     """

@@ -57,8 +57,8 @@ class Found:
 
     @property
     def why(self) -> str:
-        """Where the plan loses most against the best, what in it does that, and whether the two are within their error bars;
-        empty for the best."""
+        """The part where the plan loses most against the best, what in it does that, and whether the two are within their error
+        bars; empty for the best."""
         if self.time is self.best:
             return ""
         return "; ".join(filter(None, (_why(self.time, self.best), undecided(self.time, self.best))))
@@ -154,20 +154,20 @@ def search(
 
 
 def tie(time: StepTime, best: StepTime) -> bool:
-    """Whether two predicted steps are too close to call: within the larger of their error bars, or as fast where neither has
-    one."""
+    """Returns whether two predicted steps are too close to call: within the larger of their error bars, or as fast where
+    neither has one."""
     bar = max((bar.error for bar in map(confidence, (time, best)) if not bar.missing), default=_SAME)
     return time.seconds <= (1 + bar) * best.seconds
 
 
 def _is_checked(shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
-    """Whether runs like this plan were published, which no seconds decide."""
+    """Returns whether runs like this plan were published, which no seconds decide."""
     return not confidence(StepTime(shape, plan, cluster, *[0.0] * 8)).missing
 
 
 def undecided(time: StepTime, other: StepTime) -> str:
-    """What speaks against saying that one of two predicted steps is shorter: they are closer than their error bars, or no run
-    like one of them was published. Empty where they are further apart.
+    """Says why nobody can call one of two predicted steps shorter: they are closer than their error bars, or no run like one
+    of them was published. Empty where they are further apart.
     """
     for one in (time, other):
         if not isinstance(one, StepTime):
@@ -196,7 +196,7 @@ def _values(name: str, value: object) -> tuple:
 
 
 class _Task(NamedTuple):
-    """What is searched for. tried: values of fields that are given; checked: only plans like which runs were published."""
+    """The task of a search. tried: values of fields that are given; checked: only plans like which runs were published."""
 
     shape: ModelShape
     cluster: Cluster
@@ -208,7 +208,7 @@ class _Task(NamedTuple):
 
     @property
     def recompute(self) -> list[str]:
-        """The least first."""
+        """The ways that are tried, the least recomputation first."""
         return sorted(self.tried.get("recompute", RECOMPUTE), key=RECOMPUTE.index)
 
     @property
@@ -252,7 +252,7 @@ def _branches(task: _Task) -> Iterator[_Node]:
 
 
 def _may_be_checked(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, object]) -> bool:
-    """Whether runs like one of these plans were published: with 1F1B, if with any schedule."""
+    """Returns whether runs like one of these plans were published: with 1F1B, if with any schedule."""
     zeros, own = task.tried.get("zero", ZERO), (*degrees[:-1], task.seq, task.batch, microbatch)
     ways = itertools.product(zeros, task.recompute)
     plans = (Plan(*own, zero=zero, recompute=way, **more | {"etp": degrees[-1]}) for zero, way in ways)
@@ -260,7 +260,7 @@ def _may_be_checked(task: _Task, degrees: Degrees, microbatch: int, more: dict[s
 
 
 def _branch(task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], n: int) -> _Node:
-    """Of these plans, those that recompute as the n-th of the ways that are tried, or more: more takes no less time."""
+    """Opens those of these plans that recompute as the n-th of the ways that are tried, or more: more takes no less time."""
     pp, m, ways = degrees[1], task.batch // (degrees[0] * local.microbatch), task.recompute
     local = local._replace(recompute=ways[n])
     model = pace.of_model(site(task.shape, local, task.cluster, DEFAULT))
@@ -283,7 +283,7 @@ def _branch(task: _Task, place: tuple[int, int, int], degrees: Degrees, local: L
 def _pipes(
     task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], model: pace.Both
 ) -> Iterator[_Node]:
-    """Of these plans, sets with the same schedule."""
+    """Yields sets of these plans with the same schedule."""
     shape, _, _, seq, batch, tried, _ = task
     (i, j, g), pp, m = place, degrees[1], batch // (degrees[0] * local.microbatch)
     r, fields = tried.get("recompute", RECOMPUTE).index(local.recompute), {"recompute": local.recompute, "etp": degrees[-1]}
@@ -295,7 +295,7 @@ def _pipes(
 
 
 def _fitting(task: _Task, place: tuple[int, ...], plan_of: Callable[..., Plan]) -> Iterator[_Node]:
-    """Of a set with the same pipeline, the plans that fit in memory."""
+    """Yields the plans that fit in memory, of a set with the same pipeline."""
     shape, cluster, room, zeros = task.shape, task.cluster, task.cluster.accelerator.memory, task.tried.get("zero", ZERO)
     if bounds.bytes_held(shape, plan_of(zero=max(zeros))) > room:
         return
@@ -310,15 +310,15 @@ def _fitting(task: _Task, place: tuple[int, ...], plan_of: Callable[..., Plan]) 
 
 
 def _local(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, object]) -> Local:
-    """What of these plans decides a layer's time."""
+    """Returns what of these plans decides a layer's time."""
     _, _, cp, tp, ep, etp = degrees
     own = {"cp": cp, "tp": tp, "ep": ep, "expert_tp": etp or tp, "seq": task.seq, "microbatch": microbatch}
     return Local(**{name: own[name] if name in own else more.get(name, getattr(Plan, name)) for name in Local._fields})
 
 
 def _together(shape: ModelShape, degrees: Degrees, seq: int, on_stages: int, more: dict[str, object]) -> bool:
-    """Whether degrees agree with the other fields that restrict them: HSDP's shards, Ulysses' heads, sequence parallelism's
-    shards, places for stages."""
+    """Returns whether degrees agree with the other fields that restrict them: HSDP's shards, Ulysses' heads, sequence
+    parallelism's shards, places for stages."""
     _, _, cp, tp, _, etp = degrees
     if STACKS[more.get("stack", Plan.stack)].data_only and not on_stages == tp == cp == degrees[4] == 1:
         return False
@@ -329,7 +329,7 @@ def _together(shape: ModelShape, degrees: Degrees, seq: int, on_stages: int, mor
 
 
 def _sharded(degrees: Degrees, dp_shard: int) -> bool:
-    """Whether groups of so many data-parallel ranks hold whole groups of experts, or parts of one."""
+    """Returns whether groups of so many data-parallel ranks hold whole groups of experts, or parts of one."""
     dp, _, cp, tp, ep, etp = degrees
     own, experts = tp * cp * dp_shard, (etp or tp) * ep
     return dp % dp_shard == 0 and (own % experts == 0 or experts % own == 0)

@@ -1,4 +1,4 @@
-"""What a program costs on a cluster: the bridge from theory to timeline.replay."""
+"""The costs of a program on a cluster: the bridge from theory to timeline.replay."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass

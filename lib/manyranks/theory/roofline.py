@@ -45,8 +45,10 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Roof:
-    """peak: FLOP/s; bandwidth: bytes/s of the memory. Raises ValueError where one is not
-    above 0.
+    """The roof over a chip's operations. Raises ValueError where one is not above 0.
+
+    peak: FLOP/s
+    bandwidth: bytes/s of the memory
     """
 
     peak: float
@@ -63,7 +65,7 @@ class Roof:
         return self.peak / self.bandwidth
 
     def flops_per_second(self, intensity: float) -> float:
-        """What an operation of this intensity, FLOPs per byte, reaches at most."""
+        """Returns what an operation of this intensity, FLOPs per byte, reaches at most."""
         return min(self.peak, _intensity(intensity) * self.bandwidth)
 
     def bound(self, intensity: float) -> str:
@@ -78,7 +80,7 @@ class Roof:
 
 
 def roof(accelerator: Accelerator, dtype: str = "bfloat16") -> Roof:
-    """Of a chip's data sheet. Raises ValueError for a dtype whose peak on it is not known."""
+    """Returns the roof of a chip's data sheet. Raises ValueError for a dtype whose peak on it is not known."""
     peak = hardware.peak(accelerator, dtype)
     if peak is None:
         known = ", ".join(name for name in hardware.DTYPES if hardware.peak(accelerator, name))
@@ -92,13 +94,13 @@ def intensity(kernel: Kernel) -> float:
 
 
 def product_intensity(m: int, k: int, n: int, itemsize: int = 2) -> float:
-    """Of m × k with k × n, each matrix read or written once: 2mkn ÷ (mk + kn + mn) elements."""
+    """Returns the intensity of m × k with k × n, each matrix read or written once: 2mkn ÷ (mk + kn + mn) elements."""
     checks.whole(m=m, k=k, n=n, itemsize=itemsize)
     return intensity(layer.matmul("product", m, n, k, itemsize))
 
 
 def tiled_intensity(m: int, k: int, n: int, tile: int, itemsize: int = 2) -> float:
-    """Of the same product where the chip makes the result in tiles of `tile` × `tile`, each from its rows and its columns.
+    """Returns that of the product where the chip makes the result in tiles of `tile` × `tile`, each from its rows and columns.
 
     Each matrix is then read once for every tile beside it, which is 2mkn/τ + mn elements and nears τ ÷ itemsize for large k; a
     tile as large as the result gives product_intensity.

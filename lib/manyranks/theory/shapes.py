@@ -57,7 +57,7 @@ def __getattr__(name: str):
 
 
 def _of_row(row: dict[str, str]) -> ModelShape:
-    """latent: five sizes between slashes; `more`: other fields of ModelShape."""
+    """Reads a shape. latent: five sizes between slashes; `more`: other fields of ModelShape."""
     more = {name: published.value(text) for name, text in published.pairs(row["more"]).items()}
     if sizes := more.get("latent"):
         more["latent"] = LatentAttention(*map(int, sizes.split("/")))

@@ -155,7 +155,7 @@ def gradients_peak(units: Sequence[int], n: int, itemsize: int) -> int:
 
 
 def calls(row: Row) -> list[Call]:
-    """What data parallelism says of one row, once: its gradients are summed, and its parameters gathered if they're sharded.
+    """Lists data parallelism's calls for one row, once: gradients are summed, and parameters gathered if they're sharded.
 
     Source: arXiv 1910.02054, sections 5 and 7; between replicas of the shards, arXiv 2304.11277, section 3.2.2.
     """

@@ -73,25 +73,37 @@ _MEGATRON_HOST = 80e-6
 
 @dataclass(frozen=True)
 class Stack:
-    """What a framework does, beside what a plan says.
+    """A framework, by what it does beside what a plan says.
 
     attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with the exponentials beside it,
-    and no processor waiting for another. moved: see Moved; keeps: see Keeps. every_other: selective recomputation runs every
-    other product again, and all that is no product, instead of what is cheap. prefetch: backward gathers the next unit's
-    parameters while it computes this one's. data_only: it has no tensor, pipeline, context or expert parallelism. beside: share
-    of the processors that a collective takes from computing while the two overlap. copies: see Copies. optimizer: bytes that a
-    parameter's update passes between chip and memory, with a tensor in 32 bits beside the states; 0: one fused kernel.
+        and no processor waiting for another
+    moved: see Moved
+    keeps: see Keeps
+    every_other: selective recomputation runs every other product again, and all that is no product, instead of what is cheap
+    prefetch: backward gathers the next unit's parameters while it computes this one's
+    data_only: it has no tensor, pipeline, context or expert parallelism
+    beside: share of the processors that a collective takes from computing while the two overlap
+    copies: see Copies
+    optimizer: bytes that a parameter's update passes between chip and memory, with a tensor in 32 bits beside the states; 0:
+        one fused kernel
     fp32_shards: parameters, gradients and moments that are sharded, or on one rank, are in 32 bits; a step's first backward
-    makes the gradients. logits: bytes of one at the most; a fused loss keeps it in 32 bits, PyTorch's also its softmax and
-    their gradient, a compiled one only logits and gradient, in 16. cut_logits: the same where tp cuts the vocabulary, if that
-    is more; gathers_logits: all tensor-parallel ranks then gather them, and have all. reserved: what the allocator holds beside
-    what is used, as a share of that; without fp32_shards states lie in flat buffers for good, and have none. reduce_once: a
-    pipeline's ranks sum whole gradients over a step, and reduce them at its end. host: seconds that the CPU takes to launch a
-    kernel; a pass takes no less. hides_experts: one micro-batch's tokens travel to experts while another computes,
-    "interleaved" where a pipeline's stages are, or "always". chunks: tensor-parallel products and their gathers and sums are
-    cut in as many parts as ranks, which overlap. pads: rows of 8-bit experts are copied to be padded, and back. sends_8_bits:
-    tokens travel to experts as 8-bit products read them. repeats_keys: keys and values have a copy for each query head before
-    attention, and travel so between context-parallel ranks. schedules: what it ships. source: what runs so.
+        makes the gradients
+    logits: bytes of one at the most; a fused loss keeps it in 32 bits, PyTorch's also its softmax and their gradient, a
+        compiled one only logits and gradient, in 16
+    cut_logits: the same where tp cuts the vocabulary, if that is more
+    gathers_logits: all tensor-parallel ranks then gather them, and have all
+    reserved: what the allocator holds beside what is used, as a share of that; without fp32_shards states lie in flat buffers
+        for good, and have none
+    reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce them at its end
+    host: seconds that the CPU takes to launch a kernel; a pass takes no less
+    hides_experts: one micro-batch's tokens travel to experts while another computes, "interleaved" where a pipeline's stages
+        are, or "always"
+    chunks: tensor-parallel products and their gathers and sums are cut in as many parts as ranks, which overlap
+    pads: rows of 8-bit experts are copied to be padded, and back
+    sends_8_bits: tokens travel to experts as 8-bit products read them
+    repeats_keys: keys and values have a copy for each query head before attention, and travel so between context-parallel ranks
+    schedules: what it ships
+    source: what runs so
     """
 
     name: str

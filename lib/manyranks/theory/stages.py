@@ -1,4 +1,4 @@
-"""Which layers lie on which stage of a pipeline, and which stages on which rank."""
+"""Stages of a pipeline: which layers lie on which stage, and which stages on which rank."""
 
 import functools
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Dealt:
 
 
 def of_rank(shape: ModelShape, plan: Plan) -> tuple[Stage, ...]:
-    """For each pipeline rank, the sum of its stages. Raises ValueError where the plan does not fit the shape."""
+    """Returns, for each pipeline rank, the sum of its stages. Raises ValueError where the plan does not fit the shape."""
     plan.check(shape)
     return dealt(shape, plan.layout).ranks
 
@@ -63,7 +63,7 @@ def dealt(shape: ModelShape, layout: Layout) -> Dealt:
 
 
 def parts(shape: ModelShape, stage: Stage) -> tuple[tuple[int, str], ...]:
-    """How often a micro-batch passes each part of a stage: see Dealt."""
+    """Counts how often a micro-batch passes each part of a stage: see Dealt."""
     found = [(stage.dense, "dense"), (stage.moe, "moe"), (stage.head + stage.mtp, "head")]
     if stage.mtp:
         found.append((stage.mtp, "moe" if shape.is_moe(shape.layers - 1) else "dense"))
@@ -77,7 +77,7 @@ def of_schedule(schedule: str, p: int, v: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def parts_of_model(shape: ModelShape) -> tuple[tuple[int, str], ...]:
-    """How often a micro-batch passes each part on its way through the whole model."""
+    """Counts how often a micro-batch passes each part on its way through the whole model."""
     return parts(shape, deal(shape, 1)[0])
 
 

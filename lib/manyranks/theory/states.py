@@ -56,7 +56,7 @@ def _offloaded(states: ModelStates, offload: str) -> ModelStates:
 
 
 def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
-    """For each pipeline rank, the parameters that one of its tensor-parallel ranks holds before ZeRO.
+    """Counts, for each pipeline rank, the parameters that one of its tensor-parallel ranks holds before ZeRO.
 
     A tied embedding is held by the first and by the last rank. Whole on every tensor-parallel rank: norms, routers, the gate of
     shared experts, biases of row-parallel layers, learned positions, and what latent attention compresses with. With fewer
@@ -87,7 +87,7 @@ class Holding:
 
 @functools.lru_cache(maxsize=16384)
 def hold(dealt: Dealt) -> Holding:
-    """As rank_parameters, of stages that are dealt."""
+    """Counts as rank_parameters does, of stages that are dealt."""
     shape, layout = dealt.shape, dealt.layout
     kinds = {stage: of_stage(shape, layout, stage) for stage in dealt.parts}
     held = [kinds[stage] for stage in dealt.ranks]
@@ -137,7 +137,7 @@ def least(held: Held, plan: Plan) -> int:
 
 
 def optimizer_bytes(held: Holding, plan: Plan) -> int:
-    """Of the optimizer's states on the rank that has most of them."""
+    """Counts the bytes of the optimizer's states on the rank that has most of them."""
     how = _sharding(plan)
     return max(_states(each, *how).optimizer for each in held.kinds)
 
@@ -158,7 +158,7 @@ def _states(held: Held, zero: int, shards: int, expert_shards: int, recipe: Reci
 
 
 def on_ranks(dealt: Dealt, plan: Plan) -> list[tuple[ModelStates, int]]:
-    """Of the ranks in dealt.firsts, the states, and bytes of what is gathered or not yet reduced beside them at the most.
+    """Returns the states of the ranks in dealt.firsts, and at most how many bytes are gathered or not yet reduced beside them.
 
     With ZeRO-3 or parameters in the host's memory, gathered parameters: two units (one in use, one under way), or all where
     forward's are kept; from ZeRO-2 on the whole gradients of a unit.
@@ -219,16 +219,16 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rows:
-    """What ranks send their gradients in, and gather parameters: for each kind of rank equal rows of the parameters that all
-    data-parallel ranks have ("dense"), and of routed "experts". units: how many of each a rank has."""
+    """Rows in which ranks send their gradients, and gather parameters: for each kind of rank equal rows of the parameters that
+    all data-parallel ranks have ("dense"), and of routed "experts". units: how many of each a rank has."""
 
     items: dict[tuple[Held, str], Row]
     units: dict[Held, int]
 
 
 def rows(held: Holding, shape: ModelShape, plan: Plan) -> Rows:
-    """Of these ranks. Buckets are each as large as a layer's or larger, so that they have BUCKET bytes at least; ZeRO-3 has
-    units of one layer."""
+    """Returns the rows of these ranks. Buckets are each as large as a layer's or larger, so that they have BUCKET bytes at
+    least; ZeRO-3 has units of one layer."""
     return _rows(held, plan.zero == 3, plan.zero > 0, max(1, shape.layers // plan.pp), plan.recipe, groups(plan))
 
 

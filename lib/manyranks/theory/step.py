@@ -43,7 +43,7 @@ class StepTime:
         return self.said()
 
     def said(self, checked: str = "") -> str:
-        """What is printed. checked: what published.confidence says of it, where that is known."""
+        """Returns what is printed. checked: what published.confidence says of it, where that is known."""
         parts = ", ".join(f"{name}={value:.4g}" for name, value in self.parts.items())
         warning, checked = f", warning={self.warning!r}" if self.warning else "", f"checked={checked!r}, " if checked else ""
         return f"StepTime(seconds={self.seconds:.4g}, {checked}mfu={self.mfu:.3f}, {parts}{warning})"
@@ -60,7 +60,7 @@ class StepTime:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all accelerators together."""
+        """The tokens per second of all accelerators together."""
         return self.plan.tokens / self.seconds
 
     @property
@@ -70,7 +70,7 @@ class StepTime:
 
     @property
     def hfu(self) -> float:
-        """As mfu, but counts what is computed again, too."""
+        """The hardware FLOPs utilization: mfu with what is computed again counted, too."""
         peak, plan = self.cluster.accelerator.flops, self.plan
         # Flash attention keeps no scores, so that selective recomputation has no core to run again.
         again = "none" if plan.flash and plan.recompute == "selective" else plan.recompute
@@ -86,7 +86,7 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """What takes most of the step beside computing."""
+        """The part that takes most of the step beside computing."""
         parts = {name: value for name, value in self.parts.items() if name != "compute"}
         return max(parts, key=parts.get)
 

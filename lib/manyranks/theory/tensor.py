@@ -40,7 +40,8 @@ def calls(shape: ModelShape, plan: Local, part: str, imbalance: float = 1.0) -> 
 
 
 def _column(elements: float, sequence_parallel: bool, regather: bool = True, itemsize: int = HALF) -> list[Call]:
-    """f. Backward, the gradient that leaves it travels beside the weight's, and what is gathered again beside the input's."""
+    """Lists the calls of f. Backward, the gradient that leaves it travels beside the weight's, and what is gathered again
+    beside the input's."""
     if not sequence_parallel:
         return [Call("tp", "all_reduce", elements, itemsize, BESIDE)]
     found = [Call("tp", "all_gather", elements, itemsize), Call("tp", "reduce_scatter", elements, itemsize, BESIDE)]
@@ -48,7 +49,7 @@ def _column(elements: float, sequence_parallel: bool, regather: bool = True, ite
 
 
 def _row(elements: float, sequence_parallel: bool, regather: bool = True, itemsize: int = HALF) -> list[Call]:
-    """g, whatever regather says."""
+    """Lists the calls of g, whatever regather says."""
     if not sequence_parallel:
         return [Call("tp", "all_reduce", elements, itemsize)]
     gather = Call("tp", "all_gather", elements, itemsize, BACKWARD)

@@ -119,7 +119,7 @@ def shifted(group: Group, theirs: bool, adds: bool) -> Rounds:
 
 
 def pairwise(group: Group, theirs: bool, adds: bool) -> Rounds:
-    """As shifted, but where n is a power of two rank r sends to r xor k, so that the two of a pair exchange."""
+    """Exchanges as shifted does, but where n is a power of two rank r sends to r xor k, so that the two of a pair exchange."""
     n = len(group.ranks)
     if n & (n - 1):
         return shifted(group, theirs, adds)

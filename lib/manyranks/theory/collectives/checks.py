@@ -11,7 +11,7 @@ _POWER_OF_TWO = {
 
 
 def algorithm(table: Mapping[str, Collection[str]], op: str, given: str) -> None:
-    """Whether the operation is known and has the algorithm."""
+    """Checks that the operation is known and has the algorithm."""
     operation(table, op)
     if given not in table[op]:
         raise ValueError(f"algorithm={given!r} of {op}: {nearest(given, table[op])}")
@@ -23,13 +23,13 @@ def usual(op: str) -> str:
 
 
 def operation(table: Collection[str], op: str) -> None:
-    """Whether the operation is known."""
+    """Checks that the operation is known."""
     if op not in table:
         raise ValueError(f"op={op!r}: {nearest(op, table)}")
 
 
 def group(op: str, n: int, algorithm: str, root: int = 0, node: int | None = None) -> None:
-    """Whether n ranks, the root and the node size suit the algorithm."""
+    """Checks that n ranks, the root and the node size suit the algorithm."""
     if type(n) is not int or n < 1:
         raise ValueError(f"n={n!r}: a group has a whole number of ranks, at least 1")
     if not 0 <= root < n:

@@ -1,4 +1,4 @@
-"""What each rank holds of a tensor's chunks after some rounds of a collective: whose terms are in them."""
+"""The chunks of a tensor that each rank holds after some rounds of a collective: whose terms are in them."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ def complete(operation: str, n: int) -> int:
 
 
 def at_first(operation: str, n: int, columns: int) -> Contents:
-    """Before the first round, with rank 0 as the root. In an all_to_all, column s is what comes from rank s."""
+    """Returns what is held before the first round, with rank 0 as the root. In an all_to_all, column s comes from rank s."""
     if operation in ADDING:
         return [[1 << rank] * columns for rank in range(n)]
     if operation in ("broadcast", "scatter"):

@@ -1,4 +1,4 @@
-"""What travels between two ranks at one moment, and how a tensor is cut into chunks.
+"""Messages between two ranks at one moment, and how a tensor is cut into chunks.
 
 Chunk r of a tensor of E elements on n ranks has E//n elements, and one more where r < E % n (torch.tensor_split's rule).
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """One message: `source` sends `destination` the elements start, start + 1, … start + count − 1 of the tensor.
+    """A message: `source` sends `destination` the elements start, start + 1, … start + count − 1 of the tensor.
 
     Positions are those in the whole tensor of E elements, and go on at 0 after E − 1. adds: whether the receiver adds what
     comes to what it has at the same positions; otherwise it replaces it. In an all_to_all, `start` counts in the sender's
@@ -27,7 +27,10 @@ Round = tuple[Message, ...]  # messages that are on the wire at the same time
 
 
 class Group(NamedTuple):
-    """Who takes part, and where the tensor is cut: chunk i goes from cuts[i] to cuts[i + 1]. A place is an index into ranks."""
+    """The ranks that take part, and where the tensor is cut: chunk i goes from cuts[i] to cuts[i + 1].
+
+    A place is an index into ranks.
+    """
 
     ranks: Sequence[int]
     cuts: Sequence[int]

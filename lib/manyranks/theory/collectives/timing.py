@@ -19,7 +19,7 @@ Links = Link | tuple[Link, Link]
 
 
 class Path(NamedTuple):
-    """What the rounds add up to: messages one after the other, and the whole tensors that these carry."""
+    """The sum of the rounds: messages one after the other, and the whole tensors that these carry."""
 
     messages: int
     tensors: float

@@ -1,4 +1,4 @@
-"""What one rank keeps of attention for backward, the most that it holds at once, and the longest sequence that fits.
+"""The bytes that one rank keeps of attention for backward, the most that it holds at once, and the longest sequence that fits.
 
 Counted as parallel.context computes it: the parts that grow with the sequence fall as 1/N, but for positions, 8 bytes of each
 token of the whole; the tiles' own part does not depend on the sequence.
@@ -37,7 +37,7 @@ class Saved(NamedTuple):
 def saved(
     batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, ulysses: int = 1
 ) -> Saved:
-    """b·(s/N)·D·(2a + 2g) numbers of `itemsize` bytes, and b·(s/N)·a of 4, or of `itemsize` if that is more.
+    """Counts b·(s/N)·D·(2a + 2g) numbers of `itemsize` bytes, and b·(s/N)·a of 4, or of `itemsize` if that is more.
 
     ulysses: ranks among which heads are dealt, a divisor of N; where they are more than key/value heads, copies of these are
     kept. Raises ValueError as sizes_of does, and as Ulysses for heads that cannot be dealt.

@@ -46,7 +46,12 @@ def chunk_length(seq: int, n: int, layout: str) -> int:
 
 
 class Scores(NamedTuple):
-    """Of one pair of chunks. whole: all; up_to: keys up to the query's own index in its chunk; before: keys before it."""
+    """The scores of one pair of chunks.
+
+    whole: all
+    up_to: keys up to the query's own index in its chunk
+    before: keys before it
+    """
 
     whole: int
     up_to: int
@@ -54,8 +59,8 @@ class Scores(NamedTuple):
 
     @classmethod
     def of(cls, length: int, tile: int) -> "Scores":
-        """Of tiles a and b all pairs with b < a are computed, and with b = a all but, where keys at the query's own index are
-        hidden, a tile of one token."""
+        """Counts scores by tiles: of tiles a and b all pairs with b < a are computed, and with b = a all but, where keys at the
+        query's own index are hidden, a tile of one token."""
         count = -(-length // tile)
         larger, size = length % count, length // count
         squares = larger * (size + 1) ** 2 + (count - larger) * size**2
@@ -75,7 +80,7 @@ def _striped(before: int, behind: int, scores: Scores) -> list[int]:
 
 
 def _zigzag(before: int, behind: int, scores: Scores) -> list[int]:
-    """Of another rank's two chunks the early one is visible to both of this rank's, or both to its late one."""
+    """Counts scores: of another rank's two chunks the early one is visible to both of this rank's, or both to its late one."""
     return [scores.whole + 2 * scores.up_to] + [2 * scores.whole] * (before + behind)
 
 
@@ -105,7 +110,7 @@ def surplus(counts: Work, seq: int) -> float:
 
 
 class Waiting(NamedTuple):
-    """hops: scores of the slowest rank in each hop; idle: share of the ranks' time in which they wait."""
+    """The waiting of ranks. hops: scores of the slowest rank in each hop; idle: share of the ranks' time in which they wait."""
 
     hops: list[int]
     idle: float
@@ -117,14 +122,14 @@ class Waiting(NamedTuple):
 
 
 def in_step(counts: Work) -> Waiting:
-    """Where a hop begins when all ranks have finished the one before, each lasts as long as its slowest rank."""
+    """Returns the waiting where a hop begins when all ranks have finished the one before: the slowest sets its length."""
     hops = [max(each) for each in zip(*counts, strict=True)]
     return Waiting(hops, 1 - sum(totals(counts)) / (len(counts) * sum(hops)))
 
 
 def flops(scores: int, batch: int, heads: int, head_size: int, backward: bool = False) -> int:
-    """Of these scores in all sequences and heads: 2 products of 2·D FLOPs each forward, 5 backward, where the scores are
-    computed again. Source: arXiv 2307.08691, section 3.1.2."""
+    """Counts FLOPs of these scores in all sequences and heads: 2 products of 2·D FLOPs each forward, 5 backward, where the
+    scores are computed again. Source: arXiv 2307.08691, section 3.1.2."""
     return (10 if backward else 4) * head_size * heads * batch * scores
 
 
@@ -132,7 +137,7 @@ def flops(scores: int, batch: int, heads: int, head_size: int, backward: bool = 
 
 
 def window_work(seq: int, n: int, window: int, layout: str = "contiguous") -> Work:
-    """As work, exactly, where a token sees itself and the window − 1 tokens before it.
+    """Counts as work does, exactly, where a token sees itself and the window − 1 tokens before it.
 
     Raises ValueError as work does, and for a window below 1.
     """
@@ -147,8 +152,8 @@ def window_work(seq: int, n: int, window: int, layout: str = "contiguous") -> Wo
 
 
 def stops(counts: Work) -> list[int]:
-    """How many ranks a block has come each time that some rank computes with it: 0 for the own one. A ring makes one hop to
-    each other stop, from the one before."""
+    """Lists how many ranks a block has come each time that some rank computes with it: 0 for the own one. A ring makes one hop
+    to each other stop, from the one before."""
     return [k for k, scores in enumerate(zip(*counts, strict=True)) if any(scores)]
 
 
@@ -156,8 +161,11 @@ def stops(counts: Work) -> list[int]:
 
 
 def document_work(lengths: Sequence[int], n: int, layout: str = "zigzag") -> Work:
-    """As work, exactly, where a token sees the tokens of its own document up to itself. lengths: tokens of each document, which
-    follow each other and make up the sequence. Raises ValueError as work does, and for a document without tokens."""
+    """Counts as work does, exactly, where a token sees the tokens of its own document up to itself.
+
+    lengths: tokens of each document, which follow each other and make up the sequence
+    Raises ValueError as work does, and for a document without tokens.
+    """
     for index, length in enumerate(lengths):
         checks.whole(**{f"lengths[{index}]": length})
     seq = sum(lengths)

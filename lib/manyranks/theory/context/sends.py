@@ -1,4 +1,4 @@
-"""What one rank sends for one layer's attention, forward and backward: ring, all-gather, Ulysses, ring × Ulysses.
+"""The messages of one rank for one layer's attention, forward and backward: ring, all-gather, Ulysses, ring × Ulysses.
 
 messages is the one list of all variants; calls gives it the sizes of a plan, as theory.step does. All others take the sizes of
 the whole attention: b sequences of s tokens, a query heads, g key/value heads of D numbers, on N ranks that have s/N tokens
@@ -16,7 +16,7 @@ from manyranks.theory.plan import Local, multiples
 
 
 class Sizes(NamedTuple):
-    """Of the whole attention. n: ranks that share the sequence."""
+    """The sizes of the whole attention. n: ranks that share the sequence."""
 
     batch: int
     seq: int
@@ -56,11 +56,14 @@ def sizes_of(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n:
 def messages(
     variant: str, n: int, queries: float, block: float, read: float, itemsize: int, sums: int, hops: int | None = None
 ) -> list[Call]:
-    """One layer's attention on n ranks.
+    """Lists the calls of one layer's attention on n ranks.
 
-    queries: numbers of a rank's queries, and of its output; block: of the keys and values that travel from rank to rank; read:
-    of the keys, and of the values, that Ulysses sends, copies for ranks that share a head among them. itemsize: bytes of all
-    these; sums: of a gradient that is summed on its way. hops: that a ring makes; by default N − 1.
+    queries: numbers of a rank's queries, and of its output
+    block: numbers of the keys and values that travel from rank to rank
+    read: numbers of the keys, and of the values, that Ulysses sends, copies for ranks that share a head among them
+    itemsize: bytes of all these
+    sums: bytes of a gradient that is summed on its way
+    hops: that a ring makes; by default N − 1
     A ring: the next block travels under the own one already. What a rank finds of another's gradients, from the second block
     on, travels under the block after it, and after the last home. Both make N − 1 messages. Sources: arXiv 2310.01889, section
     3; Llama 3, arXiv 2407.21783, section 3.3.2 (all-gather); arXiv 2309.14509, section 3 (Ulysses).
@@ -80,8 +83,8 @@ def messages(
 
 
 def calls(shape: ModelShape, plan: Local) -> list[Call]:
-    """What a rank sends of one micro-batch in one layer, in 16 bits, and gradients' sums in 32; with latent attention the
-    compressed keys and values travel."""
+    """Lists what a rank sends of one micro-batch in one layer, in 16 bits, and gradients' sums in 32; with latent attention
+    the compressed keys and values travel."""
     T, t = plan.rank_tokens, plan.tp
     heads = shape.heads if plan.framework.repeats_keys else max(shape.kv_heads, t)
     block = shape.latent.kv_rank + shape.latent.rope_size if shape.latent else 2 * heads * shape.head_size / t
@@ -153,7 +156,7 @@ def ulysses(
 
 
 def _counted(variant: str, one: Sizes, read: int, itemsize: int, accumulating: int | None, hops: int | None = None) -> Passes:
-    """read: key/value heads that a rank sends in Ulysses."""
+    """Counts the bytes of a variant's messages. read: key/value heads that a rank sends in Ulysses."""
     sums, read = gradient_size(itemsize, accumulating), one.shard * read * one.head_size
     return counted(messages(variant, one.n, one.queries, 2 * one.keys, read, itemsize, sums, hops), one.n)
 
@@ -194,7 +197,7 @@ def ring_ulysses(
 
 
 def tensor_parallel(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2) -> Passes:
-    """For comparison, Megatron's tensor and sequence parallelism on as many ranks: theory.tensor.layer of a layer with h = a·D.
+    """Counts Megatron's tensor and sequence parallelism on as many ranks: theory.tensor.layer of a layer with h = a·D.
 
     kv_heads: not used. Raises ValueError as sizes_of and theory.tensor.layer do.
     """

@@ -1,4 +1,4 @@
-"""What travels on average, where the router chooses at random: with one hop and with two, node-limited or not.
+"""The copies that travel on average, where the router chooses at random: with one hop and with two, node-limited or not.
 
 Every expert is as likely as the others. With groups of experts a token's choices lie in groups_per_token of them, as many in
 each: DeepSeek-V3's groups are the experts of a node, arXiv 2412.19437, section 2.1.2.
@@ -17,7 +17,7 @@ from manyranks.theory.plan import Local, Plan
 
 
 class Copies(NamedTuple):
-    """Of one token, on average: copies to other ranks of its node, and to other nodes, in either hop."""
+    """The copies of one token, on average: to other ranks of its node, and to other nodes, in either hop."""
 
     inside: float
     between: float
@@ -40,11 +40,13 @@ def travel(shape: ModelShape, ranks: int, inside: int, hops: int = 2) -> Copies:
 
 
 def calls(shape: ModelShape, plan: Local, inside: int, imbalance: float = 1.0, hops: int = 2) -> list[Call]:
-    """What a rank sends of one micro-batch in one layer: tokens to their experts and back; backward gradients the same ways.
+    """Lists a rank's calls of one micro-batch in one layer: tokens to their experts and back; backward gradients as well.
 
     With sequence parallelism each tensor-parallel rank sends its own T/t tokens. They leave in the recipe's bytes,
-    results come back in 16 bits. inside: expert-parallel ranks of a node. imbalance: copies that come to the fullest rank ÷
-    those of a balanced load: all wait for its messages, there and back; its node is taken to be as full as itself.
+    results come back in 16 bits.
+    inside: expert-parallel ranks of a node
+    imbalance: copies that come to the fullest rank ÷ those of a balanced load: all wait for its messages, there and back; its
+        node is taken to be as full as itself
     """
     if plan.ep == 1:
         return []
@@ -86,7 +88,7 @@ def one_hop_copies(experts: int, top_k: int, ranks: int, nodes: int = 1, groups:
 
 
 def two_hops_copies(experts: int, top_k: int, ranks: int, nodes: int, groups: int = 1, groups_per_token: int = 1) -> Copies:
-    """One copy goes to each other node (other_nodes), and inside it one to each of the K experts, K(1 − nodes/ranks).
+    """Counts copies: one goes to each other node (other_nodes), and inside it one to each of the K experts, K(1 − nodes/ranks).
 
     Raises ValueError as one_hop_copies does.
     """
@@ -94,7 +96,7 @@ def two_hops_copies(experts: int, top_k: int, ranks: int, nodes: int, groups: in
 
 
 class Way(NamedTuple):
-    """Of a layer's tokens of one rank, to their experts and back: bytes inside the node and between nodes, and seconds."""
+    """The way of a rank's tokens to a layer's experts and back: bytes inside the node and between nodes, and seconds."""
 
     inside: float = 0.0
     between: float = 0.0
@@ -102,7 +104,7 @@ class Way(NamedTuple):
 
 
 def way(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float = 1.0, hops: int = 2) -> Way:
-    """Of the fullest rank and one micro-batch, forward; with two hops it's what theory.step charges.
+    """Returns the way of the fullest rank and one micro-batch, forward; with two hops it's what theory.step charges.
 
     Raises ValueError as one_hop_copies does.
     """

@@ -1,4 +1,4 @@
-"""How full experts and their ranks are: counts, imbalance, capacity; parameters and states of a rank."""
+"""The load of experts and their ranks: counts, imbalance, capacity; parameters and states of a rank."""
 
 import math
 from collections.abc import Sequence
@@ -56,7 +56,11 @@ def dropped(counts: Sequence[Sequence[int]], capacity: int) -> float:
 
 
 class Share(NamedTuple):
-    """Of the rank with the most. held: parameters, dense and of its routed experts; dense, experts: bytes of their states."""
+    """The share of the rank with the most.
+
+    held: parameters, dense and of its routed experts
+    dense, experts: bytes of their states
+    """
 
     held: Held
     dense: ModelStates

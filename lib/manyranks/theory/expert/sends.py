@@ -1,4 +1,4 @@
-"""What every all-to-all of an expert layer sends, from the routing itself: one hop and two hops, forward and backward.
+"""The bytes of every all-to-all of an expert layer, from the routing itself: one hop and two hops, forward and backward.
 
 routing: for each rank of an expert-parallel group its tokens, each with the numbers of its K experts, −1 for a dropped copy.
 Expert i is on rank i // X, X = E/e. A copy is a token's row of H numbers, for one expert. The ranks of a node follow each
@@ -39,7 +39,7 @@ class Split(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One all-to-all, of the whole group or of several side by side. bytes: [source][destination], a rank's own part too."""
+    """An all-to-all, of the whole group or of several side by side. bytes: [source][destination], a rank's own part too."""
 
     what: str
     bytes: Matrix
@@ -55,7 +55,7 @@ class Exchange(NamedTuple):
         return tuple(sum(column) - column[rank] for rank, column in enumerate(zip(*self.bytes, strict=True)))
 
     def split(self, node: int) -> Split:
-        """Of all ranks together. node: ranks of a node."""
+        """Splits the bytes of all ranks together. node: ranks of a node."""
         checks.whole(node=node)
         ways = [0, 0, 0]
         for source, row in enumerate(self.bytes):
@@ -81,7 +81,7 @@ class Sends(NamedTuple):
         return tuple(sum(exchange.sent[rank] for exchange in self.both) for rank in range(self.ranks))
 
     def split(self, node: int, what: str | None = None) -> Split:
-        """Of all ranks, forward and backward together. what: of these exchanges only, one of NAMES, else ValueError."""
+        """Splits the bytes of all ranks, both passes together. what: of these exchanges only, one of NAMES, else ValueError."""
         if what is not None and what not in NAMES:
             raise ValueError(f"what={what!r}: {nearest(what, NAMES)}")
         chosen = [exchange.split(node) for exchange in self.both if what in (None, exchange.what)]
@@ -112,7 +112,7 @@ def one_hop(routing: Routing, experts: int, hidden: int, itemsize: int = 2, etp:
 
 
 def two_hops(routing: Routing, experts: int, hidden: int, nodes: int, itemsize: int = 2) -> Sends:
-    """As one_hop, with one copy to each node that has experts of the token; K choices and K gates travel with it.
+    """Counts as one_hop does, with one copy to each node that has experts of the token; K choices and K gates travel with it.
 
     Inside the node a copy goes to each of the token's experts; their weighted sum comes back as one row. A gate has
     4 bytes, or itemsize where that is more. Raises ValueError as one_hop does, and for nodes that do not divide the
@@ -168,7 +168,7 @@ def inside_rows(routing: Routing, experts: int, nodes: int) -> Matrix:
 
 
 def _outer(first: Matrix, row: int, gates: int, choices: int, nodes: int) -> tuple[Sends, Sends]:
-    """Between nodes, there and back. Every rank tells the others at its place how many copies come."""
+    """Lists what travels between nodes, there and back. Every rank tells the others at its place how many copies come."""
     e, there = len(first), _times(first, row)
     told = [[INDEX * (r % (e // nodes) == s % (e // nodes)) for s in range(e)] for r in range(e)]
     forward = Exchange("copies to come", _frozen(told)), Exchange("copies", there)
@@ -185,7 +185,7 @@ def _inner(second: Matrix, row: int, experts: int, nodes: int) -> Sends:
 
 
 def _there_and_back(names: Sequence[str], there: Matrix, told: int, group: list[int]) -> tuple[Exchange, ...]:
-    """In groups side by side: so many bytes of counts to each rank, rows and results; gradients of results and of rows."""
+    """Lists exchanges in groups side by side: `told` bytes of counts to each rank, rows and results; gradients of both."""
     counts = [[told * (mine == other) for other in group] for mine in group]
     each = (_frozen(counts), there, _turned(there), there, _turned(there))
     return tuple(Exchange(*one) for one in zip(names, each, strict=True))
@@ -196,7 +196,7 @@ def _frozen(counts: list[list[int]]) -> Matrix:
 
 
 def _times(counts: Matrix, size: int) -> Matrix:
-    """So many bytes for each of these copies."""
+    """Counts so many bytes for each of these copies."""
     return tuple(tuple(size * count for count in row) for row in counts)
 
 
@@ -211,7 +211,7 @@ def _choices(routing: Routing) -> int:
 
 
 def _ranks(routing: Routing, experts: int, etp: int = 1) -> int:
-    """e·etp, checked."""
+    """Returns e·etp, checked."""
     checks.whole(experts=experts)
     e = len(routing)
     if e < 1 or e % etp:

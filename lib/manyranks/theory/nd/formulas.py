@@ -1,4 +1,4 @@
-"""From how many tokens per GPU on an axis computes for longer than it sends, in closed form.
+"""The tokens per GPU from which on an axis computes for longer than it sends, in closed form.
 
 All counts are of one step, forward and backward, of a whole model, in 16 bits, for the N sequences of T tokens that a group of
 N ranks gets. F: FLOPs of a token, six for each parameter that multiplies it; R: FLOP/s; β: bytes/s of one rank.
@@ -34,7 +34,7 @@ MICROBATCH = 2048  # tokens of a pipeline's micro-batch
 
 
 class Formula(NamedTuple):
-    """compute(T) = slope·T + bend·T², communication(T) = fixed + each·T, in seconds of a step."""
+    """Two times, in seconds of a step: compute(T) = slope·T + bend·T², communication(T) = fixed + each·T."""
 
     slope: float
     bend: float
@@ -111,7 +111,7 @@ def _data(shape: ModelShape, route: Route, times: int, constants: Constants) -> 
 
 
 def _tensor(shape: ModelShape, route: Route, constants: Constants) -> Sent:
-    """h numbers of each of t·T tokens, gathered or reduced so often: a rank sends 2(t−1)h bytes for each of its own T."""
+    """Times h numbers of each of t·T tokens, gathered or reduced so often: a rank sends 2(t−1)h bytes for each of its own T."""
     often, size = _gathers(shape), HALF * (route.ranks - 1) * shape.hidden
     return Sent(often * network.gather(route, 0.0, constants), often * size / _bandwidth(route.ring, constants))
 
@@ -130,7 +130,7 @@ def _gathers(shape: ModelShape) -> int:
 
 
 def _context(shape: ModelShape, route: Route, constants: Constants) -> Sent:
-    """context.messages of one token's keys and values; context.least_shard has the same for one hop."""
+    """Times context.messages of one token's keys and values; context.least_shard has the same for one hop."""
     c = shape.latent
     elements = c.kv_rank + c.rope_size if c else 2 * shape.kv_size
     sent = messages("ring", route.ranks, 0, elements, 0, HALF, SUMS)

@@ -1,4 +1,4 @@
-"""What one rank of a composed run has of the small GPT: parameter by parameter, the rows that are sharded and sent, and bytes.
+"""The part of the small GPT on one rank of a composed run: parameter by parameter, rows that are sharded and sent, and bytes.
 
 The GPT is cut as training does it: stages as theory.stages deals them; a layer's matrices over tensor-parallel ranks; experts
 over expert-parallel ranks, which lie on dp·cp. Routers, experts and shared experts are whole on every tensor-parallel rank,
@@ -26,9 +26,13 @@ _NOT_THERE = ("latent", "mtp_depth", "qk_norm", "qkv_bias", "embedding_norm", "s
 
 
 class Kind(NamedTuple):
-    """What parameters of one row have in common. decays: matrices do; expert: only some of the data-parallel ranks have it.
-    over: tensor-parallel ranks whose gradients of it are parts of one, 1 where each has its own; copies: ranks of one
-    data-parallel coordinate that have the same elements."""
+    """The traits that parameters of one row have in common.
+
+    decays: matrices do
+    expert: only some of the data-parallel ranks have it
+    over: tensor-parallel ranks whose gradients of it are parts of one, 1 where each has its own
+    copies: ranks of one data-parallel coordinate that have the same elements
+    """
 
     decays: bool
     expert: bool = False
@@ -49,8 +53,14 @@ class Part(NamedTuple):
 
 
 class Row(NamedTuple):
-    """elements: without padding; ranks: that have it; shards: over which it is spread, 1 where nothing is. For ZeRO-3 also its
-    parameters, the stage, whether its unit is the stage's last or only one, and whether the head needs the row, too."""
+    """A row of parameters.
+
+    elements: without padding
+    ranks: that have it
+    shards: over which it is spread, 1 where nothing is
+    For ZeRO-3 also its parameters, the stage, whether its unit is the stage's last or only one, and whether the head needs the
+    row, too.
+    """
 
     elements: int
     kind: Kind
@@ -69,7 +79,7 @@ class Row(NamedTuple):
 
 
 def coordinates(plan: Plan, at: At) -> dict[str, int]:
-    """As Mesh.coordinates gives them, 0 where one is missing. Raises ValueError for an unknown axis, and beyond a degree."""
+    """Returns them as Mesh.coordinates does, 0 where one is missing. Raises ValueError for no axis, and beyond a degree."""
     for axis, place in (at or {}).items():
         if axis not in COORDINATES:
             raise ValueError(f"at has {axis!r}: {nearest(axis, COORDINATES)}")
@@ -92,7 +102,7 @@ def check(shape: ModelShape, plan: Plan) -> None:
 
 
 def unplaced(plan: Plan) -> str:
-    """What of a layout of experts the ranks of parallel.mesh cannot have, and the way out; empty where they can."""
+    """Says what of a layout of experts the ranks of parallel.mesh cannot have, and the way out; empty where they can."""
     if plan.etp not in (None, 1):
         return f"etp={plan.etp}: the small GPT's experts are whole on every tensor-parallel rank; say etp=1, or leave it out"
     if (data := plan.dp * plan.cp) % plan.ep:
@@ -124,7 +134,7 @@ def parts(shape: ModelShape, plan: Plan, at: At = None) -> list[Part]:
 
 
 def _layer(shape: ModelShape, plan: Plan, moe: bool) -> tuple[Parameter, ...]:
-    """In the order of forward; the matrices of its experts stand in one tensor each, as those of shared experts do."""
+    """Lists parameters in the order of forward; matrices of experts stand in one tensor each, as those of shared experts do."""
     first, second = shape.norms[: len(shape.norms) // 2], shape.norms[len(shape.norms) // 2 :]
     found = _on_rank([*first, *shape.attention, *second, *([] if moe else shape.mlp)], shape, plan)
     if not moe:
@@ -179,7 +189,7 @@ def _units(held: list[Part], plan: Plan, tied: bool) -> list[Row]:
 
 
 def place(row: Row, plan: Plan, at: At) -> int:
-    """Which of the row's shards the rank at these coordinates keeps."""
+    """Returns which of the row's shards the rank at these coordinates keeps."""
     where = coordinates(plan, at)
     data = where["dp"] * plan.cp + where["cp"]
     return data // plan.ep if row.kind.expert else data % row.shards

@@ -58,7 +58,7 @@ def candidates(shape: ModelShape, cluster: Cluster, gpus: int, seq: int) -> Iter
 
 
 def fits(shape: ModelShape, cluster: Cluster, gpus: int, seq: int) -> bool:
-    """Whether so many GPUs hold the model with all its states sharded over them, on one sequence, fully recomputed."""
+    """Returns whether so many GPUs hold the model with all its states sharded over them, on one sequence, fully recomputed."""
     plan = Plan(dp=gpus, seq=seq, zero=3, recompute="full")
     return memory.peak(shape, plan).total <= cluster.accelerator.memory
 
@@ -100,7 +100,7 @@ class Comparison(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether the planner's best plan lies in the rule's regime."""
+        """Returns whether the planner's best plan lies in the rule's regime."""
         return self.rule_regime == self.best_regime
 
     @property
@@ -110,7 +110,7 @@ class Comparison(NamedTuple):
 
     @property
     def regime_loss(self) -> float:
-        """As loss, for the best plan of the rule's regime: what the regime costs, and not the rule's degrees."""
+        """The loss of the best plan of the rule's regime: what the regime costs, and not the rule's degrees."""
         return min(self.rule.seconds, self.regimes.get(self.rule_regime, self.rule).seconds) / self.best.seconds - 1
 
     @property
@@ -145,7 +145,7 @@ def _free(shape: ModelShape, cluster: Cluster, seq: int) -> dict[str, object]:
 
 
 class Case(NamedTuple):
-    """One row of the chapter's table."""
+    """A row of the chapter's table."""
 
     name: str
     model: str
@@ -164,7 +164,7 @@ SMALL_MOE = ModelShape("gpt2-moe", 12, 768, 3072, 12, 50257, experts=8, top_k=2,
 
 
 def _case(row: dict[str, str]) -> Case:
-    """choices: fields of Plan. 405B's 126 layers and two more places: Llama 3, arXiv 2407.21783, section 3.3.2."""
+    """Reads a case. choices: fields of Plan. 405B has 126 layers and two more places: arXiv 2407.21783, section 3.3.2."""
     choices = {name: published.value(text) for name, text in published.pairs(row["choices"]).items()}
     return Case(row["name"], row["model"], row["cluster"], *(int(row[name]) for name in ("gpus", "seq", "batch")), choices)
 

@@ -1,4 +1,4 @@
-"""What one rank of a composed run sends in a training step, axis by axis: the small GPT, trained as training does it.
+"""The bytes that a rank of a composed run sends in a training step, by axis: the small GPT, trained as training does it.
 
 Bytes are those of Measurement.payload_bytes. A step after the first one: in the first, pipeline stages also tell each other the
 shapes of their messages, 80 bytes each. Tokens on their way to experts and back are not in it, for they depend on the routing:
@@ -24,7 +24,7 @@ _COUNT = 8  # bytes of a number in 64 bits: the clip's norm, copies that came to
 
 
 class _Run(NamedTuple):
-    """One rank: at its coordinates, its stages, the bytes of a number."""
+    """A rank at its coordinates, with its stages and the bytes of a number."""
 
     shape: ModelShape
     plan: Plan
@@ -40,7 +40,7 @@ class _Run(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of a micro-batch, on the ranks with this one's part of the sequence."""
+        """The tokens of a micro-batch, on the ranks with this one's part of the sequence."""
         return self.plan.microbatch * self.plan.seq // self.plan.cp
 
     @property
@@ -171,8 +171,8 @@ def _reduces(run: _Run) -> int:
 
 
 def _gathers(run: _Run, row: Row) -> int:
-    """How often a unit comes in a step. A forward leaves a stage's last unit, so that a backward which follows finds it; the
-    next forward frees it first, unless it begins with it. An I leaves all units until the next W. A forward gathers a tied
+    """Counts how often a unit comes in a step. A forward leaves a stage's last unit, so that a backward which follows finds it;
+    the next forward frees it first, unless it begins with it. An I leaves all units until the next W. A forward gathers a tied
     embedding a second time, for the head."""
     gathered, left_by = row.tied * run.orders[row.stage].count("F"), ""
     for kind in run.orders[row.stage]:

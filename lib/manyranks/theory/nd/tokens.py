@@ -41,7 +41,7 @@ class Balance(NamedTuple):
 
 
 def plan(axis: str, degree: int, tokens: int) -> Plan:
-    """One group of this axis, with so many tokens for each of its ranks; nothing is recomputed or overlaps, in a CUDA graph.
+    """Plans one group of this axis, with so many tokens for each rank; nothing is recomputed or overlaps, in a CUDA graph.
 
     Raises ValueError for another axis or degree, and for tokens that are no multiple of least_tokens.
     """
@@ -73,7 +73,7 @@ def least_tokens(axis: str, degree: int) -> int:
 def balance(
     axis: str, shape: ModelShape, cluster: Cluster, degree: int, tokens: int, constants: Constants = DEFAULT
 ) -> Balance:
-    """One point of the plot. Raises ValueError as plan and step.estimate do."""
+    """Computes one point of the plot. Raises ValueError as plan and step.estimate do."""
     one = plan(axis, degree, tokens)
     time = step.estimate(shape, one, cluster, constants, gpus=degree)
     compute = time.compute
@@ -84,7 +84,7 @@ def balance(
 
 
 def curve(axis: str, shape: ModelShape, cluster: Cluster, degree: int, tokens: Iterable[int]) -> list[Balance]:
-    """`balance` for each number of tokens that the axis takes; others are left out."""
+    """Calls `balance` for each number of tokens that the axis takes; others are left out."""
     unit = least_tokens(axis, degree)
     return [balance(axis, shape, cluster, degree, each) for each in tokens if each % unit == 0]
 

@@ -20,10 +20,12 @@ _DEGREES = ("dp", "pp", "cp", "tp", "ep", "dp_shard", "virtual", "microbatch", "
 
 @dataclass(frozen=True)
 class Twin:
-    """shape, plan: the twin's; gpt: the shape as fields of training's GPTConfig, seq among them.
+    """A small copy of a layout.
 
+    shape, plan: the twin's
+    gpt: the shape as fields of training's GPTConfig, seq among them
     kept, shrunk, changed: by name, in words: what is as in the original, what is smaller, and what is something else because
-    the small GPT or the trainer does not have it.
+        the small GPT or the trainer does not have it
     """
 
     shape: ModelShape
@@ -80,7 +82,7 @@ def _degrees(plan: Plan, ranks: int) -> dict[str, int]:
 
 
 def _replicated(plan: Plan) -> bool:
-    """Whether data parallelism is replicas × shards."""
+    """Returns whether data parallelism is replicas × shards."""
     return plan.zero > 0 and plan.ep == 1 and plan.dp_shard is not None and plan.dp_shard < plan.dp
 
 

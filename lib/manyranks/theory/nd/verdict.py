@@ -54,7 +54,7 @@ def _that_fit(shape: ModelShape, plan: Plan, room: float, changes: list[dict[str
 
 
 def _changes(plan: Plan) -> Iterator[dict[str, object]]:
-    """On as many accelerators: more sharding, more recomputation, smaller micro-batches, or an axis instead of dp."""
+    """Yields, on as many accelerators, more sharding, more recomputation, smaller micro-batches, or an axis instead of dp."""
     yield from ({"zero": stage} for stage in range(plan.zero + 1, 4))
     yield from ({"recompute": kind} for kind in ("selective", "full") if plan.recompute == "none" or kind == "full")
     if plan.microbatch > 1:

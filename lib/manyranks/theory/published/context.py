@@ -9,7 +9,7 @@ BLOCKS = 6
 
 
 class Block(NamedTuple):
-    """Of one device, in thousands of tokens: the least block whose message hides, and the least shard of six such blocks."""
+    """A device's least block whose message hides, and least shard, of six such blocks; both in thousands of tokens."""
 
     device: str
     block: float

@@ -15,7 +15,7 @@ STAGES = {"Pos": 1, "Pos+g": 2, "Pos+g+p": 3}
 
 
 class Check(NamedTuple):
-    """computed and published in the same unit; tolerance: largest difference, as a share of `published`."""
+    """A number, computed and published in the same unit; tolerance: largest difference, as a share of `published`."""
 
     table: str
     what: str

@@ -1,4 +1,4 @@
-"""How far a prediction can be trusted: an interval from the errors of the published runs that are closest to it."""
+"""Error bars of predictions: an interval from the errors of the published runs that are closest to one."""
 
 import functools
 import math
@@ -24,8 +24,11 @@ _GENERATIONS = {"A100": ("A100",), "H100": ("H100", "H200", "H800", "H20", "GH20
 
 
 class Checked(NamedTuple):
-    """What published runs say of a prediction. runs: how many are close; missing: why too few are, "" if enough are;
-    least, most: predicted ÷ measured − 1, between which seven of ten such runs are expected, or more.
+    """The word of published runs on a prediction.
+
+    runs: how many are close
+    missing: why too few are, "" if enough are
+    least, most: predicted ÷ measured − 1, between which seven of ten such runs are expected, or more
     """
 
     runs: int
@@ -53,8 +56,11 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True)
 class _Kind:
-    """What decides which runs are like a step. sharded: a stack whose shards are in 32 bits, FSDP's; doublings: logarithms of
-    sizes, each with the steps that a doubling of it counts."""
+    """The kind of a step, by which runs are like it or not.
+
+    sharded: a stack whose shards are in 32 bits, FSDP's
+    doublings: logarithms of sizes, each with the steps that a doubling of it counts
+    """
 
     chip: str
     stack: str
@@ -90,7 +96,7 @@ def confidence(time: StepTime) -> Checked:
 
 @functools.lru_cache(maxsize=65536)
 def of_kind(kind: _Kind, without: str = "") -> Checked:
-    """without: a table whose runs don't count."""
+    """Returns what published runs say of steps of this kind. without: a table whose runs don't count."""
     here = [run for run in _runs()[kind.chip, kind.sharded] if run.row.table != without and _near(run.kind.rates, kind.rates)]
     if missing := _missing(kind, here):
         return Checked(0, missing)
@@ -119,7 +125,7 @@ def _near(some: tuple[float, ...], others: tuple[float, ...]) -> bool:
 
 
 def _missing(kind: _Kind, here: list[_Known]) -> str:
-    """What keeps all runs away: their chips and links, or something that none of them uses; "" where nothing does."""
+    """Says what keeps all runs away: their chips and links, or something that none of them uses; "" where nothing does."""
     if len(here) < FEWEST:
         return f"{_counted(here)} of {_family(kind)}, on such a chip with such links"
     never = sorted(one for one in kind.uses if not any(one in run.kind.uses for run in here))
@@ -181,7 +187,7 @@ def _generation(cluster: Cluster) -> str:
 
 @functools.cache
 def _runs() -> dict[tuple[str, bool], list[_Known]]:
-    """By generation of chips, and whether FSDP ran them."""
+    """Sorts runs by generation of chips, and whether FSDP ran them."""
     found: dict[tuple[str, bool], list[_Known]] = _Lists()
     for row in steps.rows():
         kind = _kind(row.shape, row.plan, row.cluster)
@@ -190,14 +196,14 @@ def _runs() -> dict[tuple[str, bool], list[_Known]]:
 
 
 class _Lists(dict):
-    """Of no run where nobody has run anything."""
+    """Lists of runs: an empty one where nobody has run anything."""
 
     def __missing__(self, key: object) -> list:
         return []
 
 
 def of_run(row: steps.Row) -> Checked:
-    """For a published run, the bar that it would have if the runs of its table weren't known."""
+    """Returns the bar that a published run would have if the runs of its table weren't known."""
     return of_kind(_kind(row.shape, row.plan, row.cluster), row.table)
 
 

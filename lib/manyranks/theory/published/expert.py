@@ -98,7 +98,7 @@ def _update(time: StepTime, rank: int) -> float:
 
 
 class Layout(NamedTuple):
-    """One way to train DeepSeek-V3 on its GPUs. peak: bytes of the fullest one; fits: into its memory."""
+    """A way to train DeepSeek-V3 on its GPUs. peak: bytes of the fullest one; fits: into its memory."""
 
     plan: Plan
     peak: Peak

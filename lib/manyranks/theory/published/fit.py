@@ -28,7 +28,7 @@ def mean_error(chosen: list[Row], constants: Constants = DEFAULT) -> float:
 
 
 def leave_one_out() -> dict[str, tuple[float, float]]:
-    """For each table, the constant fitted on all others, and the table's mean absolute error with it."""
+    """Returns, for each table, the constant fitted on all others, and the table's mean absolute error with it."""
     found = {}
     for table in busy.each(TABLES, "fitting"):
         matmul = fit(tuple(other for other in TABLES if other != table))

@@ -27,14 +27,14 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One experiment; measured: what the table prints."""
+    """An experiment; measured: what the table prints."""
 
     name: str
     plan: Plan
     measured: Times
 
     def predict(self, constants: Constants = DEFAULT) -> Times:
-        """From the plan alone."""
+        """Predicts from the plan alone."""
         _, lines = steps.lines(TABLE)
         shape, cluster = models[lines[0]["shape"]], clusters[lines[0]["cluster"]]
         found = [pace.of_layer(shape, plan, cluster, constants) for plan in (self.plan, steps.plan_of(lines[0]))]

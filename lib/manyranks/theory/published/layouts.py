@@ -1,4 +1,4 @@
-"""How published models were laid out over their accelerators, and what their neighbours would have cost.
+"""Layouts of published models over their accelerators, and what their neighbours would have cost.
 
 What a report says and what we assume stand apart in each layout. Where a report leaves numbers out, the time of a step says
 little by itself; what counts is how the layout compares with its neighbours on the same work.
@@ -19,7 +19,12 @@ from manyranks.theory.step import StepTime
 
 
 class Layout(NamedTuple):
-    """published: what the report says; assumed: what we put in; hours: measured GPU hours for a trillion tokens, or None."""
+    """A model's layout.
+
+    published: what the report says
+    assumed: what we put in
+    hours: measured GPU hours for a trillion tokens, or None
+    """
 
     name: str
     shape: ModelShape
@@ -74,7 +79,7 @@ class Neighbour(NamedTuple):
 
     @property
     def limit(self) -> str:
-        """What it has most of beside computing, or why it cannot be."""
+        """The part that it has most of beside computing, or why it cannot be."""
         return self.impossible or (self.time.limit if self.fits else "memory")
 
 
@@ -114,7 +119,7 @@ def _share(ranks: int, other: int) -> int:
 
 
 def _stages(plan: Plan, pp: int) -> dict[str, object]:
-    """As many stages as before, where ranks have several; one rank has no schedule."""
+    """Keeps as many stages as before, where ranks have several; one rank has no schedule."""
     if pp == 1:
         return {"virtual": 1, "schedule": "1f1b"}
     return {"virtual": max(1, plan.virtual * plan.pp // pp)} if plan.virtual > 1 else {}

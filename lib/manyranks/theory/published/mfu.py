@@ -21,9 +21,13 @@ COUNTED_AS = {row["code"]: (row["convention"], row["source"]) for row in publish
 
 
 class Row(NamedTuple):
-    """One printed run. tokens_per_second: of the whole job, None where the paper does not say enough; convention: None where it
-    does not say what it counts. mfu, hfu: what follows; printed, printed_hfu: what the paper has, None where it has none.
-    causal: the MFU as this course counts, None where that doesn't follow.
+    """A printed run.
+
+    tokens_per_second: of the whole job, None where the paper does not say enough
+    convention: None where the paper does not say what it counts
+    mfu, hfu: what follows
+    printed, printed_hfu: what the paper has, None where it has none
+    causal: the MFU as this course counts, None where that doesn't follow
     """
 
     paper: str

@@ -1,4 +1,4 @@
-"""What one H100 and one H200 did, measured for this course by benchmarks/one_gpu.py: attention, steps of a Llama, peaks.
+"""Measurements of one H100 and one H200, for this course by benchmarks/one_gpu.py: attention, steps of a Llama, peaks.
 
 The steps ran under FSDP2 on a group of one rank. A prediction for dp=1 knows nothing of the copies into and out of that group's
 buffers: it is too short by them where a step has few tokens for many parameters.
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of what was measured."""
+        """The error of the prediction, as a share of what was measured."""
         return self.predicted / self.measured - 1
 
 
@@ -37,7 +37,7 @@ def mean_error(rows: list[Row]) -> float:
 
 
 def attentions(chip: str, kernel: str) -> list[Row]:
-    """Of one kernel on a chip of CHIPS, "flash-2" or "cudnn", forward and backward."""
+    """Lists the runs of one kernel on a chip of CHIPS, "flash-2" or "cudnn", forward and backward."""
     found = published.rows(f"{chip.lower()}_attention")
     return [_attention(row, clusters[CHIPS[chip]]) for row in found if row["kernel"] == kernel]
 

@@ -29,7 +29,7 @@ _SIZES |= {"norms_per_layer"}
 
 @dataclass(frozen=True)
 class Row:
-    """One run. measured: seconds a step; tokens/s of an accelerator; or its FLOP/s under `counting`.
+    """A run. measured: seconds a step; tokens/s of an accelerator; or its FLOP/s under `counting`.
 
     It holds nothing that was measured but this; predict() is given the configuration alone.
     """
