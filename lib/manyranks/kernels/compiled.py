@@ -39,7 +39,7 @@ _KERNELS = (
 
 
 class Compiled(NamedTuple):
-    """One kernel, compiled.
+    """A compiled kernel.
 
     name: what it's called here.
     constants: the sizes of its tiles.
