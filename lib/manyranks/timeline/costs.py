@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class Transfer(NamedTuple):
-    """What a message or a collective asks of the network: `latency` seconds, then `amount` bytes through all its channels.
+    """The demand of a message or a collective: `latency` seconds, then `amount` bytes through all its channels.
 
     channels: (key, capacity in bytes/s) of each; transfers that name the same key share it. The slowest sets the pace.
     """
@@ -71,5 +71,5 @@ def check_transfer(transfer: Transfer) -> None:
 
 
 def is_size(value: float) -> bool:
-    """Whether it is a number that seconds or bytes can be: finite, and not negative."""
+    """Returns whether it is a number that seconds or bytes can be: finite, and not negative."""
     return isinstance(value, Real) and 0 <= value < inf

@@ -21,7 +21,7 @@ class Failure(NamedTuple):
 
 
 class Period(NamedTuple):
-    """One stretch of the job's time.
+    """A stretch of the job's time.
 
     kind: "work" (training that was kept), "lost" (training that had to be repeated), "save" (training stands still), "restart",
         or "wait" (no spare node)
@@ -45,7 +45,7 @@ class History(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the run took."""
+        """The seconds that the run took."""
         return self.periods[-1].finished
 
     @property

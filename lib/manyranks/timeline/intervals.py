@@ -6,7 +6,7 @@ Interval = tuple[float, float]
 
 
 def joined(intervals: Iterable[Interval]) -> list[Interval]:
-    """What at least one of them covers, in order, without overlaps."""
+    """The parts that at least one of them covers, in order, without overlaps."""
     merged: list[Interval] = []
     for started, finished in sorted(intervals):
         if merged and started <= merged[-1][1]:
@@ -27,7 +27,7 @@ def outside(intervals: Iterable[Interval], started: float, finished: float) -> l
 
 
 def within(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """What both cover, in order, without overlaps."""
+    """The parts that both cover, in order, without overlaps."""
     ours, theirs, both = joined(intervals), joined(others), []
     i = j = 0
     while i < len(ours) and j < len(theirs):

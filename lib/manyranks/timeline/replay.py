@@ -16,7 +16,7 @@ class Deadlock(ValueError):
 
 
 def replay(program: Program, costs: Costs, sharing: bool = False) -> Timeline:
-    """What each rank does when, if every instruction takes what `costs` says. Deterministic.
+    """Returns what each rank does when, if every instruction takes what `costs` says. Deterministic.
 
     sharing: False lets each transfer take the time that it takes alone; with True, transfers under way at the same time on one
     channel share its capacity equally. A transfer has a span on each rank that takes part, from its start to its end, latency
@@ -60,7 +60,7 @@ def _stuck(clock: Clock) -> list[str]:
 
 
 def _missing(clock: Clock, lane: Lane, k: int) -> str:
-    """What the k-th exchange of the lane waits for."""
+    """Says what the k-th exchange of the lane waits for."""
     stream = lane.stream
     if isinstance(stream, Group):
         return _ranks(clock, stream.issued[k].absent) + " to come to it"

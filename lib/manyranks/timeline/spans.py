@@ -13,7 +13,7 @@ COMPUTE, COMMUNICATION = "compute", "communication"
 
 
 class Span(NamedTuple):
-    """One thing a rank did: `kind` is "compute" or "communication"; times in seconds on one clock."""
+    """A thing that a rank did: `kind` is "compute" or "communication"; times in seconds on one clock."""
 
     rank: int
     kind: str

@@ -1,4 +1,4 @@
-"""What the ranks of a running program share: streams, on which exchanges go one after another, and lanes, which number them.
+"""Things that a running program's ranks share: streams, on which exchanges go one by one, and lanes, which number them.
 
 An *exchange* is one message or one collective. A *stream* is a directed pair of ranks, or a group: its exchanges go one after
 another. A *lane* is the part of a stream that all its members count alike: the messages with one tag, or all collectives of
@@ -28,7 +28,7 @@ class Memo(dict):
 
 
 class Price(NamedTuple):
-    """What an exchange takes alone, and what it asks of the network."""
+    """The price of an exchange: what it takes alone, and what it asks of the network."""
 
     seconds: float
     transfer: Transfer
@@ -36,7 +36,7 @@ class Price(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """names: of the spans, by rank. free: when the last exchange ended; cause: the span that ended then."""
+    """A stream. names: of the spans, by rank; free: when the last exchange ended; cause: the span that ended then."""
 
     names: dict[int, str]
     prices: Memo  # of a message, by bytes; of a collective, by op and bytes
@@ -74,7 +74,7 @@ class Group(Stream):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Of the k-th exchange, ends[k] is when it was over and causes[k] the span that ended then; both grow as exchanges end."""
+    """A lane: ends[k] is when its k-th exchange was over, causes[k] the span that ended then; both grow as exchanges end."""
 
     stream: Stream
     tag: Hashable = None
