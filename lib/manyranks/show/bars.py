@@ -63,7 +63,7 @@ class Bars:
         return [self._band, *self._boxes.values(), self._limit, self._labels.artist]
 
     def parts(self) -> Iterator[Part]:
-        """What each part of each bar says, as it was drawn last."""
+        """Yields what each part of each bar says, as it was drawn last."""
         for y, bar in enumerate(self._bars):
             for part, left, right, top, bottom in self._places(y, bar):
                 if right > left and part in self._boxes:
@@ -113,7 +113,7 @@ class Bars:
         self._labels.update(places, words)
 
     def place(self, x: float) -> float:
-        """Where a number is on the axis."""
+        """Returns where a number is on the axis."""
         low, high = self._ends or (0, 0)
         return LONGEST * (log10(max(x / low, 1)) / log10(high / low) if low else min(x / self._longest, 1))
 

@@ -60,7 +60,7 @@ def order(measured, rank: int = 0) -> str:
 
 @style.styled
 def steps(timelines: Mapping[str, Timeline], rank: int = 0, until: float | None = None) -> style.Figure:
-    """What one rank does in each timeline, under each other on one scale: compute, and below it communication.
+    """Draws what one rank does in each timeline, under each other on one scale: compute, and below it communication.
 
     A communication bar bears its name, numbered where several have the same, and its size where that was recorded, as far as
     there is room. Lines, and their sum at the right: communication that no compute hides. until: seconds that the axis
@@ -90,7 +90,7 @@ def steps(timelines: Mapping[str, Timeline], rank: int = 0, until: float | None 
 
 
 def _names(spans: Sequence[Span]) -> list[str]:
-    """What communication may be called, as gantt.boxes has it. Replay names a collective by its operation alone."""
+    """Lists what communication may be called, as gantt.boxes has it. Replay names a collective by its operation alone."""
     keys, names = [(span.rank, span.name) for span in spans], []
     alike, before = Counter(keys), Counter()
     for span, key in zip(spans, keys, strict=True):

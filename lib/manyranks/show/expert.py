@@ -309,12 +309,12 @@ class Degrees(namedtuple("Degrees", "model cluster pp ep tp etp limit imbalance 
 
     @property
     def ranks(self) -> int:
-        """e: those that share the experts."""
+        """The e ranks that share the experts."""
         return min(self.ep, self.most[0])
 
     @property
     def nodes(self) -> int:
-        """Over which these are spread."""
+        """The nodes over which these are spread."""
         return self.ranks // CLUSTERS[self.cluster].route(self.ranks, self.etp).inside
 
     @property

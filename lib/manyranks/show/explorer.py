@@ -53,7 +53,7 @@ _TIGHT = widgets.Layout(margin="1px 2px")
 
 
 class Plot(Protocol):
-    """What an explorer drives."""
+    """The plot that an explorer drives."""
 
     figure: Figure
     moving: Sequence[Artist]
@@ -127,7 +127,7 @@ class Explorer:
 
     @property
     def said(self) -> Said | str | None:
-        """What it says of the last setting that was possible."""
+        """The words on the last setting that was possible."""
         return self._said
 
     @property
@@ -217,7 +217,7 @@ class Explorer:
             self._redraw(dragged=time.monotonic() - self._moved < _REST)
 
     def _redraw(self, dragged: bool = False) -> None:
-        """dragged: the last setting was mid-drag, so compare with the one before it."""
+        """Redraws. dragged: the last setting was mid-drag, so compare with the one before it."""
         with self._drawing:
             self._redraw_alone(dragged)
 
@@ -337,7 +337,7 @@ class _Measuring:
         self._thread.start()
 
     def _run(self, loop: asyncio.AbstractEventLoop, values: dict) -> None:
-        """In the thread: widgets are the kernel's, so they're set from its loop."""
+        """Measures in the thread: widgets are the kernel's, so they're set from its loop."""
         small, failed = None, ""
         try:
             small = self._measure(values, lambda share, words: loop.call_soon_threadsafe(self._say, share, words))
@@ -390,7 +390,7 @@ def _png(picture: np.ndarray) -> bytes:
 
 
 def _allowed(control: widgets.ValueWidget) -> str:
-    """What this control can be set to; empty if it does not say."""
+    """Says what this control can be set to; empty if it does not say."""
     if hasattr(control, "options"):
         values = list(map(repr, scenario.values(control)))
         return "choose one of " + ", ".join(values if len(values) <= 12 else [*values[:3], "…", values[-1]])

@@ -1,4 +1,4 @@
-"""What ranks do over time: boxes in rows. Places are pixels of a page, so that edges are sharp without antialiasing.
+"""Charts of ranks over time: boxes in rows. Places are pixels of a page, so that edges are sharp without antialiasing.
 
 All of a chart that depends on the data moves, also the axis's numbers: an explorer never draws the rest again.
 """
@@ -22,7 +22,7 @@ from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Timeline
 
 
 class Kind(NamedTuple):
-    """How its spans look. top, bottom: shares of its part of the band, so that I and W differ in gray print as well."""
+    """The look of a kind of spans. top, bottom: shares of its part of the band, so that I and W differ in gray print, too."""
 
     label: str
     colour: str
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
 
     @property
     def look(self) -> dict:
-        """Of a Patch, which with its label is a legend's key."""
+        """The properties of a Patch, which with its label is a legend's key."""
         return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": "white", "linewidth": 0, "label": self.label}
 
 
@@ -168,11 +168,12 @@ def frame(
 
 
 def boxes(timeline: Timeline) -> np.recarray:
-    """What Gantt shows of each span, rank by rank in order of start.
+    """Returns what Gantt shows of each span, rank by rank in order of start.
 
-    key: its look's, for compute whose name begins with F, B, I or W that of the action of a pipeline schedule. name: that
-    action's, none of others; one may have a longer and a shorter, "F3|3", of which the first that has room is written. corners:
-    from and to in seconds, top and bottom in rows. Where nothing communicates compute has the whole band.
+    key: its look's, for compute whose name begins with F, B, I or W that of the action of a pipeline schedule
+    name: that action's, none of others; one may have a longer and a shorter, "F3|3": the first that has room is written
+    corners: from and to in seconds, top and bottom in rows
+    Where nothing communicates compute has the whole band.
     """
     found, lanes = [], []
     high = (BAND - _BETWEEN) / 2 if any(span.kind == COMMUNICATION for span in timeline.spans) else BAND
@@ -197,7 +198,7 @@ def boxes(timeline: Timeline) -> np.recarray:
 
 
 def unit(end: float) -> tuple[float, str]:
-    """What an axis that reaches to so many seconds counts in, and its name."""
+    """Returns what an axis that reaches to so many seconds counts in, and its name."""
     return next((each for each in _UNITS if end >= each[0]), _UNITS[-1])
 
 
@@ -207,5 +208,5 @@ def patch(axes: Axes, name: str, **look) -> PathPatch:
 
 
 def lines(ends: np.ndarray) -> Path:
-    """One path of them all, from x, y of the one end and of the other."""
+    """Makes one path of them all, from x, y of the one end and of the other."""
     return Path(ends.reshape(-1, 2), np.tile([Path.MOVETO, Path.LINETO], len(ends)))

@@ -39,7 +39,7 @@ def word(text: str, size: float, left: float, weight: str = "normal") -> Path:
 
 @functools.lru_cache(maxsize=4096)
 def width(text: str, size: float) -> float:
-    """Of a word, in points."""
+    """Returns the width of a word, in points."""
     return sum(_letter(character)[1] for character in text) * size / 10
 
 
@@ -83,7 +83,7 @@ class Labels:
 
 
 def heading(axes: Axes, size: float = 11) -> Labels:
-    """Where the axes have their title, and like one, for a text at (0, 1) that changes. size: points."""
+    """Makes Labels where the axes have their title, and like one, for a text at (0, 1) that changes. size: points."""
     axes.set_title("title", color="none", fontsize=size)  # the layout leaves room for it
     word(_LETTERS, 10, 0, "bold")
     within = axes.transAxes + ScaledTranslation(0, (size - 1) * _POINT, axes.figure.dpi_scale_trans)
@@ -91,7 +91,7 @@ def heading(axes: Axes, size: float = 11) -> Labels:
 
 
 def _extents(path: Path) -> Bbox:
-    """As path.get_extents(), which looks at every curve for a hundred times as long: outlines of letters end on corners."""
+    """Returns path.get_extents() in a hundredth of its time: that looks at every curve, but letters end on corners."""
     corners = path.vertices[path.codes != Path.CLOSEPOLY]
     return Bbox([corners.min(axis=0), corners.max(axis=0)]) if len(corners) else Bbox.null()
 

@@ -1,4 +1,4 @@
-"""How ranks and the parts of a step look in every picture, and boxes of pictures in inches."""
+"""The looks of ranks and of the parts of a step in every picture, and boxes of pictures in inches."""
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle

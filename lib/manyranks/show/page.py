@@ -1,4 +1,4 @@
-"""What an explorer is on a page: HTML, its styles, and the few lines of JavaScript that ipywidgets doesn't have."""
+"""The parts of an explorer on a page: HTML, its styles, and the few lines of JavaScript that ipywidgets doesn't have."""
 
 import base64
 import html
@@ -160,7 +160,7 @@ def faded(tiles: str) -> str:
 
 
 def _tile(name: str, text: str, old: str | None = None, bars: Iterable[float] = (), more: str = "") -> str:
-    """old: the text before; bars: shares of the tile's width; more: what is beside the number."""
+    """HTML of a tile. old: the text before; bars: shares of the tile's width; more: what is beside the number."""
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
     each = parts(text if old is None else old, text)
     said = " ".join(f"<b>{html.escape(part)}</b>" + f" {small_print(f'(was {was})')}" * bool(was) for part, was in each)

@@ -241,7 +241,7 @@ class Chart(gantt.Gantt):
 
 
 class Held(gantt.Clock):
-    """What each rank of a run holds over time, and the most of it."""
+    """Areas of what each rank of a run holds over time, and the most of it."""
 
     def __init__(self, axes: Axes, rows: int):
         super().__init__(axes, 3, rows)

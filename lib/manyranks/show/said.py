@@ -1,4 +1,4 @@
-"""What an explorer says of its setting: numbers, and a sentence for what limits."""
+"""The words of an explorer on its setting: numbers, and a sentence for what limits."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,11 +9,14 @@ from manyranks.show.scenario import Scenario
 
 
 class Said(NamedTuple):
-    """What a plot returns.
+    """The words that a plot returns.
 
-    where: the setting in a few words; numbers: the chapter's own, name -> text; limit: what limits, without a full stop, and
-    what would help; fits: whether it fits in memory; scenario: whose cost the strip shows, if the chapter has one; note: what
-    else holds of that cost
+    where: the setting in a few words
+    numbers: the chapter's own, name -> text
+    limit: what limits, without a full stop, and what would help
+    fits: whether it fits in memory
+    scenario: whose cost the strip shows, if the chapter has one
+    note: what else holds of that cost
     """
 
     where: str = ""
@@ -25,7 +28,7 @@ class Said(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What limits, as the line above the picture says it."""
+        """Says what limits, for the line above the picture."""
         return "Does not fit. " * (not self.fits) + (f"Limit: {self.limit}." if self.limit else "")
 
     def __str__(self) -> str:

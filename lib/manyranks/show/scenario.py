@@ -1,4 +1,4 @@
-"""One scenario for all explorers: a model, a plan and a cluster; what a step of it costs; the controls that set it.
+"""The scenario of all explorers: a model, a plan and a cluster; what a step of it costs; the controls that set it.
 
 What you choose in one chapter is still set in the next. A file beside the user's Jupyter settings keeps it.
 """
@@ -24,9 +24,11 @@ CLUSTERS = ("laptop", "v100-dgx", "a100-dgx", "h100-dgx", "h800", "h200-dgx", "b
 
 
 class Cost(NamedTuple):
-    """What the strip below an explorer shows of a scenario.
+    """The numbers of a scenario in the strip below an explorer.
 
-    held, room: bytes of the fullest GPU and of its memory; bubble, exposed: shares of a step; seconds: of a step
+    held, room: bytes of the fullest GPU and of its memory
+    bubble, exposed: shares of a step
+    seconds: of a step
     """
 
     held: float
@@ -58,7 +60,7 @@ exposed = time.tensor + time.context + time.expert + time.pipeline + time.data
 
 
 def of(part: str, whole: str) -> str:
-    """ "16.6 GB" and "32 GB" -> "16.6 of 32 GB"."""
+    """Joins "16.6 GB" and "32 GB" to "16.6 of 32 GB"."""
     (number, unit), other = part.split(), whole.split()[-1]
     return f"{number if unit == other else part} of {whole}"
 
@@ -232,7 +234,7 @@ def _control(name: str, value: object, only: Iterable | None) -> widgets.ValueWi
 
 
 def saved() -> dict[str, object]:
-    """What the reader has set in any explorer: name of a shared control -> value."""
+    """Returns what the reader has set in any explorer: name of a shared control -> value."""
     kept = settings.read("scenario").items()
     return {name: value for name, value in kept if name in SHARED and type(value) in (str, int, bool)}
 

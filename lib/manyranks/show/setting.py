@@ -1,4 +1,4 @@
-"""What every explorer is made of: a Setting, which says what the controls mean, and a Board, which draws it.
+"""The parts of every explorer: a Setting, which says what the controls mean, and a Board, which draws it.
 
 A chapter's Setting is a tuple of its controls' values with names. It makes a Scenario of them, and says the chapter's numbers
 and what limits. Its ways out are found here: another value of one control that makes a step faster, or makes it fit in memory.

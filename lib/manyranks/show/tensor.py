@@ -350,7 +350,7 @@ class Degrees(Board):
         self._node.update([(LONGEST, inside - 0.76)] * ends, [f"a node: {cluster.node} GPUs"] * ends)
 
     def idle(self, tp: int, **others) -> set[str]:
-        """One rank has nothing to split and nothing to send."""
+        """Names the controls that do nothing: one rank has nothing to split and nothing to send."""
         return {"sequence_parallel", "overlap_tensor"} if tp == 1 else set()
 
 

@@ -8,27 +8,27 @@ _TIMES = ((365.25 * 86400, "years"), (86400, "days"), (3600, "h"), (60, "min"), 
 
 
 def size(n: float) -> str:
-    """1500 -> "1.5 kB"; powers of ten."""
+    """Writes 1500 as "1.5 kB"; powers of ten."""
     return _scaled(n, _SIZES, "B")
 
 
 def rate(per_second: float) -> str:
-    """5e10 -> "50 GB/s"."""
+    """Writes 5e10 as "50 GB/s"."""
     return f"{size(per_second)}/s"
 
 
 def flops(count: float) -> str:
-    """7.2e10 -> "72 GFLOP"."""
+    """Writes 7.2e10 as "72 GFLOP"."""
     return _scaled(count, _FLOPS, "FLOP")
 
 
 def flop_rate(per_second: float) -> str:
-    """9.89e14 -> "989 TFLOP/s"."""
+    """Writes 9.89e14 as "989 TFLOP/s"."""
     return f"{flops(per_second)}/s"
 
 
 def duration(seconds: float) -> str:
-    """0.0032 -> "3.2 ms"."""
+    """Writes 0.0032 as "3.2 ms"."""
     return _scaled(seconds, _TIMES, "ns", 1e-9)
 
 
@@ -40,7 +40,7 @@ def _scaled(value: float, units: tuple, smallest: str, base: float = 1.0) -> str
 
 
 def short(value: float) -> str:
-    """1234.5 -> "1,234", 0.12345 -> "0.123": three significant digits, without zeros that say nothing."""
+    """Writes 1234.5 as "1,234", 0.12345 as "0.123": three significant digits, without zeros that say nothing."""
     text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -51,10 +51,10 @@ def three(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """0.318 -> "32%", 0.0318 -> "3.2%"."""
+    """Writes 0.318 as "32%", 0.0318 as "3.2%"."""
     return f"{100 * share:.1f}%" if 0.0005 <= share < 0.0995 else f"{100 * share:,.0f}%"
 
 
 def count(number: float) -> str:
-    """7.64e9 -> "7.64B", as papers write the parameters of a model."""
+    """Writes 7.64e9 as "7.64B", as papers write the parameters of a model."""
     return size(number).removesuffix("B").replace("G", "B").replace(" ", "")

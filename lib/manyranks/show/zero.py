@@ -293,7 +293,7 @@ class Stage(namedtuple("Stage", "model cluster dp stage k precision"), Setting):
         return f"the network: messages take {units.three(sequences)} times as long as compute{faster}"
 
     def _ways(self) -> dict[str, dict]:
-        """What shards more: another value of one control, then of two."""
+        """Lists what shards more: another value of one control, then of two."""
         ranks, stages = [2**k for k in range(11)], [] if self.stage == "HSDP" else [*STAGES][1:4]
         ways = {f"{name} fits": {"stage": name} for name in stages} or {f"K = {k:,} fits": {"k": k} for k in ranks}
         return ways | {f"ZeRO-3 fits on {dp:,} GPUs or more": {"stage": "ZeRO-3", "dp": dp} for dp in ranks}

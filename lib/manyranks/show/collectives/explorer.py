@@ -175,7 +175,7 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
 
     @property
     def times(self) -> dict[str, list[float]]:
-        """For each of the operation's algorithms that can run here, its seconds at SIZES."""
+        """The seconds at SIZES of each of the operation's algorithms that can run here."""
         return _times(self.operation, self.n, self.topology)
 
     @property
@@ -370,7 +370,7 @@ class Times:
 
 
 class Knobs(Board):
-    """One collective: a round's messages, what the ranks then hold, the bytes that each sends, and time against size.
+    """A collective: a round's messages, what the ranks then hold, the bytes that each sends, and time against size.
 
     On a torus the messages and bytes shown are those of one ring (of pairs for all_to_all), the time is the torus's own.
     """

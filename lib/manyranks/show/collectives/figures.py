@@ -1,4 +1,4 @@
-"""What each rank holds, as a grid: a row a rank, a column an element, in each cell the number and whose terms are in it.
+"""A grid of what each rank holds: a row a rank, a column an element, in each cell the number and whose terms are in it.
 
 The chapters give rank r the numbers 1, 2, 3, … times 10**r, so a sum shows its terms: 1101 is the sum of the ones of ranks 0, 2
 and 3. A cell has a stripe in the colour of each of these ranks."""
@@ -69,8 +69,9 @@ class Holdings:
 
 @style.styled
 def before_after(operations: Mapping[str, tuple[Sequence[Row], Sequence[Row]]]) -> style.Figure:
-    """What each rank holds before and after each operation, two operations a line. operations: name -> (before, after).
+    """Draws what each rank holds before and after each operation, two operations a line.
 
+    operations: name -> (before, after)
     Give rank r numbers times 10**r: then each digit of a sum is one rank's. A rank that has fewer elements than the largest
     holds a chunk. Raises ValueError for more than 6 ranks, or where two pictures differ in their number of ranks.
     """

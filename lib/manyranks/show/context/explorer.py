@@ -109,7 +109,7 @@ class Shared(namedtuple("Shared", "model cluster seq cp tp causal layout variant
 
     @property
     def fits(self) -> bool:
-        """Whether the whole model does on the fullest rank, with other ranks' keys and values of one layer."""
+        """Returns whether the whole model does on the fullest rank, with other ranks' keys and values of one layer."""
         here = self.scenario
         return here.peak.total + context.of_others(here.shape, here.plan) <= here.cluster.accelerator.memory
 
@@ -252,7 +252,7 @@ class _Lengths:
 
 
 class Ranks(Board):
-    """One layer's attention: forward rank by rank; compute and message over s; all variants, forward and backward."""
+    """The attention of one layer: forward rank by rank; compute and message over s; all variants, forward and backward."""
 
     setting, over = Shared, "cp"
 

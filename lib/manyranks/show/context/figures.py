@@ -209,7 +209,7 @@ def _fill(axes: Axes, cells: np.ndarray, **look) -> None:
 
 
 def _numbers(owned: np.ndarray, side: float) -> tuple[Sequence[float], list[str]]:
-    """Where to write which ranks, beside cells of so many inches; if they're too narrow, only how it begins."""
+    """Returns where to write which ranks, beside cells of so many inches; if they're too narrow, only how it begins."""
     ends = np.array([0, *_ends(owned), len(owned)])
     names = [str(rank) for rank in owned[ends[:-1]]]
     if np.diff(ends).min() * side < 0.1:

@@ -95,7 +95,7 @@ def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = ()) -> style.F
 
 
 def _draw_roofs(axes: Axes, roofs: Mapping[str, Roof], places: Sequence[tuple[float, float]]) -> None:
-    """On axes with at least a decade on both sides of every ridge, all places, and room above for texts."""
+    """Draws roofs on axes with at least a decade on both sides of every ridge, all places, and room above for texts."""
     ridges, peaks = [roof.ridge for roof in roofs.values()], [roof.peak for roof in roofs.values()]
     left = min([min(ridges) / 20, *(x / 2.5 for x, _ in places)])
     right = max([max(ridges) * 20, *(2 * x for x, _ in places)])
@@ -143,7 +143,7 @@ class Falls(Bars):
         self._names = list(looks)
 
     def show(self, seconds: Mapping[str, float], longest: float) -> None:
-        """seconds: of each part; longest: of the axis."""
+        """Shows a step. seconds: of each part; longest: of the axis."""
         *begun, whole = accumulate(seconds.values(), initial=0.0)
         bars = [{"": start, name: x} for name, start, x in zip(self._names, begun, seconds.values(), strict=True)]
         texts = [f"{units.duration(x)}, {x / whole:.1%}" if x else "none" for x in seconds.values()]

@@ -94,7 +94,7 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
 
     @property
     def reaches(self) -> dict[str, tuple[int, int]]:
-        """For each of _AXES its ranks, and how many ranks one is after the other: TP is innermost, PP outermost."""
+        """The ranks of each of _AXES, and how many ranks one is after the other: TP is innermost, PP outermost."""
         plan, data = self.scenario.plan, self.tp * self.cp
         found = {"tp": (plan.tp, 1), "cp": (plan.cp, plan.tp), "dp": (plan.dp, data), "pp": (plan.pp, data * plan.dp)}
         return found | {"ep": (plan.ep, plan.tp), "shards": (plan.shards if plan.zero else 1, plan.tp)}
@@ -315,7 +315,7 @@ def _numbered(k: int, found: Sequence[Found]) -> str:
 
 
 def _tied(time: StepTime, found: Sequence[Found]) -> bool:
-    """Whether another plan's step and the planner's best are too close to call."""
+    """Returns whether another plan's step and the planner's best are too close to call."""
     if not found or time.plan == found[0].plan:
         return False
     return planner.tie(*sorted((time, found[0].time), key=attrgetter("seconds"), reverse=True))
@@ -331,7 +331,7 @@ def _said(now: Layout, found: Sequence[Found]) -> Said:
 
 
 def _compared(now: Layout, found: Sequence[Found]) -> str:
-    """Against the planner's fastest, and where this plan loses most; the planner tries fewer values than there are."""
+    """Compares with the planner's fastest, and says where this plan loses most; the planner doesn't try all values."""
     best, time = found[0].seconds, now.scenario.time
     close = "; too close to call" * _tied(time, found)
     if now.cost <= _EQUAL * best:

@@ -69,7 +69,7 @@ def _check(node: int, most: int | None = None) -> None:
 
 
 def _pieces(groups: Sequence[tuple[int, ...]], node: int) -> Iterator[tuple[int, list[int], int]]:
-    """Of each group in each node its number, its ranks, and the lane of the line that joins them; -1 for a rank alone."""
+    """Yields each group's number in each node, its ranks, and the lane of the line that joins them; -1 for a rank alone."""
     ends = defaultdict(list)  # of a node's lanes, the last rank
     for number, group in enumerate(groups):
         for at, together in groupby(group, lambda rank: rank // node):
@@ -81,7 +81,7 @@ def _pieces(groups: Sequence[tuple[int, ...]], node: int) -> Iterator[tuple[int,
 
 
 def _draw(mesh: Mesh, node: int, pieces: list[tuple[int, list[int], int]], far: bool, title: str) -> style.Figure:
-    """far: some links are between nodes."""
+    """Draws a mesh, node by node. far: some links are between nodes."""
     row = _HIGH + 0.14 + _LANE * (1 + max(lane for *_, lane in pieces)) + _GAP * far
     top = 0.32 + -(-mesh.ranks // node) * row - _GAP * far
     fig, axes = sheet(_WIDE, top + 0.4)
@@ -164,7 +164,7 @@ def _used(mesh: Mesh, rank: int) -> dict[str, tuple[int, ...]]:
 
 
 def _listed(group: Sequence[int], node: int) -> str:
-    """12, 13 in node 1; 8 ranks, every 16th, on 8 nodes."""
+    """Lists ranks and nodes: "12, 13; in node 1", "8 ranks, 0 to 112; on 8 nodes"."""
     nodes, few = {rank // node for rank in group}, len(group) <= 4 and group[-1] < 1000
     named = ", ".join(map(str, group)) if few else f"{len(group):,} ranks, {group[0]:,} to {group[-1]:,}"
     return f"{named}; " + (f"in node {group[0] // node:,}" if len(nodes) == 1 else f"on {len(nodes):,} nodes")
@@ -175,7 +175,7 @@ _SAME = 0.005  # of the time: what loses less is as fast
 
 
 def degrees(plan: Plan) -> str:
-    """TP 8, CP 2, PP 16, DP 64, EP 8: those above 1, and ETP where it is not TP; DP 4 × 16 is HSDP."""
+    """Writes "TP 8, CP 2, PP 16, EP 8, DP 64": those above 1, and ETP where it is not TP; DP 4 × 16 is HSDP."""
     replicas = plan.dp // (plan.dp_shard or plan.dp)
     data = f"{replicas} × {plan.dp_shard}" if replicas > 1 else f"{plan.dp}"
     named = {"TP": plan.tp, "CP": plan.cp, "PP": plan.pp, "EP": plan.ep}
@@ -185,7 +185,7 @@ def degrees(plan: Plan) -> str:
 
 
 def kept(plan: Plan) -> str:
-    """ZB-V, ZeRO-1, b 2, selective: how a pipeline runs, what is sharded, a micro-batch, what is computed again."""
+    """Writes how a pipeline runs, what is sharded, b, and what is computed again: "ZB-V, ZeRO-1, b 2, recompute none"."""
     turns = f"{pipeline.WRITTEN[plan.schedule]}{f' v {plan.virtual}' * (plan.virtual > 1)}, " * (plan.pp > 1)
     return f"{turns}ZeRO-{plan.zero}, b {plan.microbatch}, recompute {plan.recompute}"
 
@@ -204,7 +204,7 @@ class Steps(Bars):
         return [*super().moving, self._frames]
 
     def show(self, times: Sequence[StepTime | None], texts: Sequence[str], row: int = -9, most: float = 1e9) -> None:
-        """times: None for a plan that can't be; most: seconds beyond which bars are cut off."""
+        """Shows steps. times: None for a plan that can't be; most: seconds beyond which bars are cut off."""
         bars = [{name: time.parts[part] for part, (name, *_) in STEP.items()} if time else {} for time in times]
         self.update(bars, texts, row, min(most, max(time.seconds for time in times if time)) * (1 + 1e-9))
         rows = [(self.place(time.seconds), y) for y, time in enumerate(times) if time and confidence(time).missing]
@@ -242,7 +242,7 @@ def written(time: StepTime, size: float) -> str:
 
 
 def bar(time: StepTime) -> str:
-    """How far a predicted time is off, as "−16% to +17%", or "not checked"."""
+    """Says how far a predicted time is off, as "−16% to +17%", or "not checked"."""
     return re.split(r" \(|:", str(confidence(time)))[0]
 
 
@@ -287,7 +287,7 @@ def over_degrees(shape: ModelShape, plan: Plan, cluster: Cluster, of: str = MFU)
 
 
 def _along(shape: ModelShape, plan: Plan, cluster: Cluster, name: str) -> dict[int, Cost]:
-    """What a step costs with each value of this field that can be, on as many GPUs."""
+    """Returns what a step costs with each value of this field that can be, on as many GPUs."""
 
     def cost(value: int) -> Cost:
         others = plan.gpus // plan.dp // getattr(plan, name) * value if name in ("tp", "cp", "pp") else plan.gpus // plan.dp
