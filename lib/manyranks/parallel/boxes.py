@@ -131,7 +131,7 @@ def rectangles(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Rectan
 def _placed(
     offsets: tuple[int, ...], tensor: Tensor, cut: Cut
 ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """Yields each of the rank's slices that it meets: its place in the whole, and it."""
+    """Yields what lies in the rank's slices, each part with its place in the whole."""
     dim, at = cut.dim, 0
     first, last = offsets[dim], offsets[dim] + tensor.shape[dim]
     for start, stop in cut.spans[cut.place]:

@@ -87,7 +87,7 @@ class DataParallel(nn.Module):
         return tuple(bucket.names for bucket in self._buckets)
 
     def forward(self, *args, **kwargs):
-        """The module's. Raises ValueError where a parameter is not what was wrapped.
+        """Runs the module. Raises ValueError where a parameter is not what was wrapped.
 
         Where it is compiled, the module is, and not what is around it: hooks, messages.
         """
@@ -242,7 +242,7 @@ class _Underway(DataParallel):
         self._runs = False
 
     def _check_ended(self) -> None:
-        """Has every forward pass had a backward that ended? If not, one may have raised."""
+        """Raises for a forward pass without a backward that ended: one may have raised."""
         if self._runs or self._unreached:
             raise RuntimeError(
                 "finish() after a forward pass without its backward: run one that is to "
@@ -252,7 +252,7 @@ class _Underway(DataParallel):
 
 
 class OverlappedDataParallel(_Underway):
-    """During backward, one asynchronous all-reduce a bucket, as soon as it is full.
+    """Sends one asynchronous all-reduce per bucket in backward, as soon as it is full.
 
     Computing cannot hide the last bucket's, nor what then still queues before it. Buckets
     leave in the same order on all ranks: a full one waits for those before it. One that

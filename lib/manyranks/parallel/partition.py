@@ -199,7 +199,7 @@ def accumulate(shards: list[nn.Parameter], grads: list[Tensor | None]) -> None:
 def hooks(
     needs: dict[nn.Module, list], before: Callable, after: Callable, gradient: Callable
 ) -> list[RemovableHandle]:
-    """Has modules call before() and after() their forward, and parameters gradient().
+    """Lets modules call before() and after() their forward, and parameters gradient().
 
     Ours comes first: other hooks may use a module's parameters.
     """

@@ -90,7 +90,7 @@ class MasterOptimizer:
         return self.optimizer.param_groups
 
     def gradients(self) -> list[Tensor]:
-        """Those that step() is going to use, times the scale."""
+        """Returns those that step() is going to use, times the scale."""
         return [p.grad for p in self.parameters if p.grad is not None]
 
     @torch.no_grad()
@@ -272,7 +272,7 @@ def _master(parameter: Tensor) -> Tensor:
 
 
 def make_states(optimizer: torch.optim.Optimizer) -> None:
-    """Has an optimizer that hasn't stepped make its states, as before its first step.
+    """Lets an optimizer that hasn't stepped make its states, as before its first step.
 
     By a step with a rate, a decay and gradients of zero. Parameters and gradients stay.
     """

@@ -129,7 +129,7 @@ class Quorum:
         return bool(self.members)
 
     def _agree(self, what: str, do: Callable, *args) -> bool:
-        """Does it with the other members; returns whether it worked for all of them."""
+        """Calls do(*args) on all members; returns whether it worked for all of them."""
         verdict, patience = self._key(f"{what}?"), timedelta(seconds=self.patience)
         try:
             if self._group is None:

@@ -105,7 +105,7 @@ class _Noted:
         self._versions = [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
 
     def take(self) -> list[Tensor]:
-        """Its tensors, which it lets go; none where one was changed since."""
+        """Returns its tensors, which it lets go; none where one was changed since."""
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self._kept = [tensor._version for tensor in tensors] == self._versions
         self._leaves = [

@@ -17,7 +17,7 @@ from manyranks.parallel.sharding import is_shard
 def check_same(
     module: nn.Module, group: dist.ProcessGroup | None = None, option: str = ""
 ) -> None:
-    """Do all ranks have parameters and buffers of the same names, shapes and dtypes?
+    """Checks that all ranks' parameters and buffers have the same names, shapes and dtypes.
 
     In the same order, too, and with the same ones frozen. All ranks call it. option: what
     else must be the same, in words.

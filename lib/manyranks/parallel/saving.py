@@ -407,7 +407,7 @@ def _write(file: Path, header: bytes, numbers: Tensor) -> None:
 
 
 def _flush_names(folder: Path) -> None:
-    """Has the names in a folder reach the disk, as fsync of a file doesn't."""
+    """Lets the names in a folder reach the disk, as fsync of a file doesn't."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

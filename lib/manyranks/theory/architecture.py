@@ -312,7 +312,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token uses: Φ without the routed experts it is not sent to; both embeddings count whole.
+        """The parameters that one token uses: Φ without the routed experts it is not sent to; both embeddings count whole.
 
         DeepSeek-V3's 37B is this number; its 36.6B leaves the input embedding out, of which a token reads one row.
         """

@@ -57,7 +57,7 @@ def bytes_held(shape: ModelShape, plan: Plan) -> float:
 
 @functools.lru_cache(maxsize=16384)
 def _layers(shape: ModelShape, schedule: str, p: int, m: int, v: int, slots: bool) -> tuple[tuple[float, ...], ...]:
-    """Counts, for each kind of pipeline rank, dense layers and those with experts, and both times the batches in flight."""
+    """Lists dense layers and those with experts of each kind of pipeline rank, and both times the micro-batches in flight."""
     dealt = stages.dealt(shape, Layout(1, p, 1, 1, stages.of_schedule(schedule, p, v), schedule, slots))
     flying = pipeline.flights(schedule, p, m, v, dealt.firsts)
     held = [(dealt.ranks[rank], n) for rank, n in zip(dealt.firsts, flying, strict=True)]

@@ -102,7 +102,7 @@ def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
 
 
 def again(kernels: list[Kernel], plan: Plan) -> list[Kernel]:
-    """Those of forward that backward runs again."""
+    """The kernels of forward that backward runs again."""
     if plan.recompute == "selective" and plan.framework.every_other:
         products = [kernel for kernel in kernels if kernel.flops and kernel.part != "core"]
         return products[1::2] + [kernel for kernel in kernels if not kernel.flops]

@@ -100,7 +100,7 @@ def product_intensity(m: int, k: int, n: int, itemsize: int = 2) -> float:
 
 
 def tiled_intensity(m: int, k: int, n: int, tile: int, itemsize: int = 2) -> float:
-    """Returns that of the product where the chip makes the result in tiles of `tile` × `tile`, each from its rows and columns.
+    """Returns product_intensity where the chip makes the result in tiles of `tile` × `tile`, each from its rows and columns.
 
     Each matrix is then read once for every tile beside it, which is 2mkn/τ + mn elements and nears τ ÷ itemsize for large k; a
     tile as large as the result gives product_intensity.

@@ -75,7 +75,7 @@ def _sizes(calls: Calls) -> dict[tuple, int]:
 
 
 def key_of(call: Call, rank: int) -> tuple:
-    """The same for every rank of a collective, and for both ends of a message."""
+    """Returns a key: the same for every rank of a collective, and for both ends of a message."""
     if call.op in ("send", "recv"):
         source, to = (rank, call.peer) if call.op == "send" else (call.peer, rank)
         return source, to, call.group, call.tag, call.sequence

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Members(NamedTuple):
-    """Those who take part, in order.
+    """The ranks that take part, in order.
 
     ranks: their ranks in the group; place: where in `ranks` this rank stands.
     In most collectives everyone takes part and a place is a rank. Some have a part in which
@@ -76,7 +76,7 @@ def wait(works: Sequence[dist.Work]) -> None:
 
 
 def members(group: dist.ProcessGroup | None, root: int = 0) -> Members:
-    """Everyone in the group.
+    """Returns everyone in the group.
 
     Raises ValueError where this rank is not in it, or the root is none of its ranks.
     """

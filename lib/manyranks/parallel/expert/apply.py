@@ -94,7 +94,7 @@ class ExpertParallel(Accumulating):
 
     @property
     def _experts(self) -> dict[str, nn.Module]:
-        """Those that are in the module: a pipeline leaves a rank its own stages only."""
+        """The experts in the module: a pipeline leaves a rank its own stages only."""
         named = self.module.named_modules()
         return {name: part for name, part in named if name in self._names}
 

@@ -122,7 +122,7 @@ def _of_rank(
 
 
 def _messages(schedule, action: Action, rank: int, place: int, e: int, bytes: float, kind):
-    """Yields one from the stage before, or to the one after; backward, the other way."""
+    """Yields a message from the stage before, or to the one after; backward the reverse."""
     step = 1 if (action.kind == FORWARD) == (kind is Send) else -1
     if 0 <= action.stage + step < schedule.stages:
         other = schedule.placement[action.stage + step]

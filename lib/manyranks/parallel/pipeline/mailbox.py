@@ -216,7 +216,7 @@ class Mailbox:
         return Spec(tuple(sizes[:dims]), _TYPES[kind])
 
     def _forget_arrived(self, message: Action) -> None:
-        """Its sender made it after it had used these."""
+        """Forgets messages that have arrived: their receiver used them to make this one."""
         source, made = self._routes.source(message), self._routes.made[message]
         for sent in self._sent[source]:
             if sent.used <= made:

@@ -84,7 +84,7 @@ class Times:
 
 
 def program(schedule: Schedule, bytes: float = 0) -> Program:
-    """Writes down what each rank of a verified schedule computes and sends.
+    """Returns what each rank of a verified schedule computes and sends.
 
     bytes: of a message
 

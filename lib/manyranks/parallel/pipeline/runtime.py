@@ -194,7 +194,7 @@ class _Step:
         self.mail = Mailbox(self._routes, _device(self._stages))
 
     def run(self, items: Iterable[Action | Pair]) -> None:
-        """Does the rank's items, with the messages that come between them."""
+        """Works through the rank's items, with the messages that come between them."""
         place = 0
         for place, item in enumerate(items, 1):
             self.mail.post(place - 1)

@@ -138,7 +138,7 @@ def balanced(costs: Sequence[float], stages: int) -> list[int]:
 
 
 def _fits(sums: list[float], stages: int, most: float) -> bool:
-    """Do so many stages do, of which none costs more?"""
+    """Returns whether so many stages do, of which none costs more."""
     begin, n = 0, len(sums) - 1
     for _ in range(stages):
         ends = (end for end in range(n, begin, -1) if sums[end] - sums[begin] <= most)

@@ -93,7 +93,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _splits(module: nn.Module) -> bool:
-    """Is it a linear layer that computes as nn.Linear does?"""
+    """Returns whether it is a linear layer that computes as nn.Linear does."""
     return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
 
 

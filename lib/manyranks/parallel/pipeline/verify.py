@@ -258,7 +258,7 @@ def excerpt(schedule: Schedule, rank: int, position: int, around: int = 3) -> st
 
 
 def _cell(schedule: Schedule, rank: int, position: int) -> str:
-    """Such as F3; where ranks have several stages, F3s5 for stage 5."""
+    """Writes an action, as F3; where ranks have several stages, F3s5 for stage 5."""
     items = schedule.ranks[rank]
     if position >= len(items):
         return "."

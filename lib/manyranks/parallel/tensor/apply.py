@@ -128,7 +128,7 @@ class TensorParallel(Accumulating):
         return other
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        """The module's. Raises ValueError where the first pass fails, as by its shapes."""
+        """Runs the module. Raises ValueError where the first pass fails, as by shapes."""
         if self._runs and not self._looks:
             return self.module(*inputs, **named)
         if torch.compiler.is_compiling():  # see checks.eager

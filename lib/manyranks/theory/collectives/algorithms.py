@@ -113,7 +113,7 @@ def naive_gather(group: Group) -> Rounds:
 
 
 def shifted(group: Group, theirs: bool, adds: bool) -> Rounds:
-    """Everyone sends to everyone: in round k, rank r its chunk (or with `theirs` the receiver's) to rank r + k."""
+    """Sends from everyone to everyone: in round k, rank r its chunk (or with `theirs` the receiver's) to rank r + k."""
     n = len(group.ranks)
     return [_exchange(group, [(r + k) % n for r in range(n)], theirs, adds) for k in range(1, n)]
 

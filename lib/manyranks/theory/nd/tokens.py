@@ -36,7 +36,7 @@ class Balance(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Above 1: communication-bound."""
+        """The seconds of communication ÷ those of computing; above 1: communication-bound."""
         return self.communication / self.compute
 
 

@@ -1,4 +1,4 @@
-"""Can this plan be, on this cluster? If not: why, and what would do."""
+"""A verdict on a plan and a cluster: whether it can be, and if not, why, and what would do."""
 
 import itertools
 from collections.abc import Iterator
