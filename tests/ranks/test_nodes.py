@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from manyranks.training.__main__ import main
-from manyranks.world.local import loopback
+from manyranks.world.processes.local import loopback
 from tests.conftest import ROOT
 
 SMALL = ["--layers", "2", "--hidden", "32", "--seq", "32", "--batch", "4", "--dp", "1", "--tp", "2", "--heads", "4"]

@@ -66,6 +66,20 @@ ALSO = {  # modules that take more than their package: those of the theory compu
 }
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
 LAZY = ("theory", "measure", "world", "parallel", "training", "given", "show", "small", "grade")
+ROOMS = (
+    "errors",
+    "limits",
+    "cells",
+    "fences",
+    "rank",
+    "processes",
+    "counted",
+    "faults",
+    "notebook",
+    "collect",
+    "world",
+    "magic",
+)
 LONGEST_FILE, LONGEST_MEDIAN = 500, 15
 # Underscored names that are nevertheless public: IPython's, namedtuples', and os._exit.
 PROTOCOLS = {"_repr_html_", "_repr_png_", "_repr_mimebundle_", "_ipython_display_", "_replace", "_asdict", "_fields", "_exit"}
@@ -85,6 +99,16 @@ def test_every_module_belongs_to_a_package_that_has_a_floor():
 def test_module_keeps_to_its_floor(module):
     found = set(forbidden_imports(module, MODULES[module].read_text()))
     assert found <= ALSO.get(module, set())
+
+
+def test_a_room_of_world_takes_from_those_before_it_only():
+    modules = {
+        name.removesuffix(".__init__"): (name, path) for name, path in MODULES.items() if name.startswith("manyranks.world")
+    }
+    places = {name: ROOMS.index(name.split(".")[2]) for name in modules if name != "manyranks.world"}
+    for name, place in places.items():
+        taken = neighbours(modules[name][0], modules[name][1].read_text(), modules) - {"manyranks.world"}
+        assert all(places[other] <= place for other in taken), name
 
 
 def test_no_import_leads_back_to_where_it_began():

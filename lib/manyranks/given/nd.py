@@ -25,8 +25,8 @@ from manyranks.parallel.tensor.cuts import Group
 from manyranks.parallel.tensor.layers import copy_in, reduce_out
 from manyranks.theory.hardware import Link
 from manyranks.theory.plan import Plan
-from manyranks.world.measurement import Measurement, payload
-from manyranks.world.programs import key_of
+from manyranks.world.counted.measurement import Measurement, payload
+from manyranks.world.counted.programs import key_of
 from manyranks.world.world import World
 
 Sizes = dict[str, int]  # axis -> degree, the outermost first

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from manyranks.grade.alone import without_a_group
 from manyranks.world import cells
-from manyranks.world.alone import without_a_group
 
 _ran: set[tuple] = set()  # on a rank: the cells that have run among its variables
 

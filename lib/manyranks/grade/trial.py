@@ -22,17 +22,17 @@ import torch.distributed as dist
 from manyranks import busy
 from manyranks.grade.kept import answering
 from manyranks.grade.learner import Ready, refuse_itself, refused, watched
+from manyranks.grade.trouble import Notes, Trouble, head, short, text, trouble
 from manyranks.measure import journal
 from manyranks.measure.elsewhere import Elsewhere
 from manyranks.measure.journal import Stopped
 from manyranks.measure.prints import Fact, size
 from manyranks.measure.watch import Event, Watch
 from manyranks.timeline.program import Collective, Recv, Send, Wait
-from manyranks.world import local
-from manyranks.world.confine import Confined
+from manyranks.world.counted.measurement import Measurement
 from manyranks.world.errors import NotStarted, WorldError
-from manyranks.world.measurement import Measurement
-from manyranks.world.trouble import Notes, Trouble, head, short, text, trouble
+from manyranks.world.fences.confine import Confined
+from manyranks.world.processes import local
 from manyranks.world.world import Each, World
 
 CELLS = 12.0  # seconds that a notebook's cells may take on ranks that are new, before the clock of a case starts

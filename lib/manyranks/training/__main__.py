@@ -106,7 +106,7 @@ def _on_torchruns_ranks(*arguments):
     import torch.distributed as dist
 
     from manyranks.training.trainer import train
-    from manyranks.world.rank import die_with_the_parent
+    from manyranks.world.rank.process import die_with_the_parent
 
     die_with_the_parent()  # else ranks train on without a torchrun that was killed
     here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))

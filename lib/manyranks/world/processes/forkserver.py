@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-from manyranks.world import confine
+from manyranks.world.fences import confine
 
 EXIT = struct.Struct("<i")
 FORK, KILL, BYTES, NETWORK, SETTLE = b"F", b"K", b"B", b"N", b"S"  # requests
@@ -77,7 +77,7 @@ def _prepare():
         del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
     for name in _ONCE:
         import_module(name)
-    import manyranks.world.rank  # noqa: F401  brings in torch, torch.distributed and cloudpickle
+    import manyranks.world.rank.process  # noqa: F401  brings in torch, torch.distributed and cloudpickle
     from manyranks.measure.calls import Recorder
 
     recorder = Recorder().install()
@@ -170,7 +170,7 @@ def _become_rank(channels: dict[str, int], foreign: tuple[int, ...], recorder) -
         for fd in (*foreign, channels.pop("status")):
             os.close(fd)
         _redirect(channels.pop("stdout"), channels.pop("stderr"))
-        from manyranks.world.rank import live
+        from manyranks.world.rank.process import live
 
         code = live(recorder, **channels)
     except BaseException:  # whatever escapes is printed where the kernel reads it

@@ -6,7 +6,7 @@ from manyranks.measure.calls import Call, Event
 from manyranks.timeline import replay
 from manyranks.timeline.costs import Transfer
 from manyranks.timeline.program import Collective, Compute, Instruction, Program, Recv, Send, Wait, Work
-from manyranks.world.recording import Recording
+from manyranks.world.rank.recording import Recording
 
 Calls = dict[int, list[Call]]
 Message = tuple[int, int, int]  # source, destination, bytes

@@ -10,11 +10,11 @@ import time
 import warnings
 from collections.abc import Callable
 
-from manyranks.world import messages, watch
-from manyranks.world.confine import Confined
 from manyranks.world.errors import NotStarted
-from manyranks.world.local import RankProcess, readable, the_forkserver
-from manyranks.world.patience import Patience
+from manyranks.world.fences.confine import Confined
+from manyranks.world.processes.local import RankProcess, readable, the_forkserver
+from manyranks.world.processes.patience import Patience
+from manyranks.world.rank import messages, watch
 
 _DUMPING = 1.0  # seconds that faulthandler has to write: a busy machine is late, and a stopped process never does
 _ANSWERING = 0.3  # seconds that ranks have to say where they are
@@ -139,7 +139,7 @@ def server_of(engine: str, size: int, confined: bool):
     """What forks the ranks of a world of this size."""
     if engine == "local":
         return the_forkserver(hold=True, confined=confined)
-    from manyranks.world.ray_engine import RayServer
+    from manyranks.world.processes.ray_engine import RayServer
 
     return RayServer(size)
 

@@ -14,8 +14,8 @@ from types import FrameType
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
 from manyranks.measure.place import Place, idle, machinery, place_of, readers_first
-from manyranks.world import debugger, messages, tasks
-from manyranks.world.processor import Processor, processor
+from manyranks.world.rank import debugger, messages, tasks
+from manyranks.world.rank.processor import Processor, processor
 
 BRIEFLY, DETAILS = b"?", b"!"  # what the kernel asks
 DEBUG, NAMES = b"d", b"n"  # the first opens the debugger where the rank is; after the second comes what a name begins with

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from manyranks.measure.budget import Wait
 from manyranks.measure.calls import Call
-from manyranks.world.programs import key_of
-from manyranks.world.recording import Recording
+from manyranks.world.counted.programs import key_of
+from manyranks.world.rank.recording import Recording
 
 
 def waits_of(calls: dict[int, list[Call]], recordings: dict[int, Recording]) -> dict[int, list[Wait]]:

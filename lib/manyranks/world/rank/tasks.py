@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from manyranks.world import shown
+from manyranks.world.rank import shown
 
 _LAST = "__value_of_the_last_line__"
 

@@ -17,9 +17,10 @@ from manyranks.theory.replay_costs import ClusterCosts
 from manyranks.timeline import Program, Span, Timeline, replay
 from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE
-from manyranks.world import cells, programs
-from manyranks.world.recording import Recording
-from manyranks.world.waits import waits_of
+from manyranks.world import cells
+from manyranks.world.counted import programs
+from manyranks.world.counted.waits import waits_of
+from manyranks.world.rank.recording import Recording
 
 # The algorithm whose bytes are an operation's nominal ones; those of broadcast and reduce are gloo's.
 _NOMINAL = {"broadcast": "tree", "scatter": "naive", "gather": "naive"}

@@ -15,10 +15,12 @@ import threading
 import time
 
 from manyranks import busy
-from manyranks.world import forkserver, messages, plain, sandbox, watch
-from manyranks.world.confine import clean
 from manyranks.world.errors import NotStarted
-from manyranks.world.patience import Patience
+from manyranks.world.fences import sandbox
+from manyranks.world.fences.confine import clean
+from manyranks.world.processes import forkserver
+from manyranks.world.processes.patience import Patience
+from manyranks.world.rank import messages, plain, watch
 
 _WHOLE = 8.0  # seconds in which a confined rank must have sent the whole of a message that it has begun
 _TICK, _SMALL = 0.05, 1 << 20  # seconds, and bytes, of an answer to "where are you?"
@@ -26,7 +28,7 @@ _STANDING_STILL = 60.0  # seconds that the import of torch may do nothing; while
 IDLE = 600.0  # seconds that the forkserver stays without a world
 _REST = 0.05  # seconds in which faulthandler writes all its lines after the first
 _CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel of the operating system says them
-_START = "import sys; sys.path[:] = {!r}; from manyranks.world.forkserver import serve; serve({}, {!r}, {!r}, {!r})"
+_START = "import sys; sys.path[:] = {!r}; from manyranks.world.processes.forkserver import serve; serve({}, {!r}, {!r}, {!r})"
 strangers = False  # whether ranks run code that nobody here has written: grade.apart sets it
 
 
@@ -354,7 +356,7 @@ class Forkserver:
 
 def _import_path() -> list[str]:
     """Without the notebook's folder, where a file may hide a module of Python's; ranks get the whole path later."""
-    library = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    library = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
     return [*(path for path in sys.path if path not in ("", os.getcwd())), library]
 
 

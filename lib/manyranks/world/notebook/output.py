@@ -6,7 +6,7 @@ import sys
 from collections import defaultdict, deque
 from typing import TextIO
 
-from manyranks.world.shown import FROM_STRANGERS, MARK, MOST, Shown, limited
+from manyranks.world.rank.shown import FROM_STRANGERS, MARK, MOST, Shown, limited
 
 SHOWN_BYTES = 200_000  # of one stream of one rank in one run
 _TAIL = 6_000  # letters of a rank that are shown while it runs

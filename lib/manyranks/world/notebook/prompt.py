@@ -7,11 +7,13 @@ import re
 import sys
 from dataclasses import replace
 
-from manyranks.world import cells, diagnose, messages, watch
-from manyranks.world.collect import Outcome
-from manyranks.world.debugger import Asked
-from manyranks.world.output import Output
-from manyranks.world.team import Team
+from manyranks.world import cells
+from manyranks.world.faults import diagnose
+from manyranks.world.faults.outcome import Outcome
+from manyranks.world.notebook.output import Output
+from manyranks.world.processes.team import Team
+from manyranks.world.rank import messages, watch
+from manyranks.world.rank.debugger import Asked
 
 NOBODY = "\n(no one can type here, so the rank goes on)\n"
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from functools import cache
 
-from manyranks.world.confine import readable
+from manyranks.world.fences.confine import readable
 
 SCRATCH = "/manyranks-judge-scratch"  # the folder to write into, as ranks see it
 _ROOM, _SHARED, _SECONDS = 80 << 20, 1 << 20, 20  # bytes of the folder, and of /dev/shm; to see whether it works

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from manyranks.measure.calls import Call
 from manyranks.measure.divergence import signature
 from manyranks.measure.operators import POINT_TO_POINT
-from manyranks.world.rank import Reply
-from manyranks.world.watch import Whereabouts
+from manyranks.world.rank.process import Reply
+from manyranks.world.rank.watch import Whereabouts
 
 _ALIKE = {"reduce_scatter": "all_reduce"}  # gloo makes the first of the second, so they may meet
 _IDLE = 0.1  # a process that waits uses less than this share of a processor

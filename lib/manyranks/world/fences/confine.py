@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from manyranks.world.syscalls import FREE, LOOKED_AT, PROCESSORS, UNKNOWN, numbers
+from manyranks.world.fences.syscalls import FREE, LOOKED_AT, PROCESSORS, UNKNOWN, numbers
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on all machines
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
@@ -182,7 +182,8 @@ def readable() -> list[str]:
     import torch
 
     # Not all of sys.path: its first entry may be the course's own folder.
-    packages = [os.path.dirname(os.path.dirname(file)) for file in (os.path.dirname(__file__), torch.__file__, numpy.__file__)]
+    library = sys.modules["manyranks"]
+    packages = [os.path.dirname(os.path.dirname(one.__file__)) for one in (library, torch, numpy)]
     python = [os.path.join(prefix, part) for prefix in (sys.base_prefix, sys.prefix) for part in _OF_PYTHON]
     return list(dict.fromkeys((*_SYSTEM, *python, *packages)))
 

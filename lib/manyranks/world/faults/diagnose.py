@@ -9,11 +9,11 @@ from manyranks.measure.divergence import describe, first_divergence
 from manyranks.measure.operators import POINT_TO_POINT
 from manyranks.measure.place import machinery
 from manyranks.world import cells
-from manyranks.world.collect import Outcome
-from manyranks.world.debugger import Left
 from manyranks.world.errors import NODE_LOST
-from manyranks.world.rank import Failure
-from manyranks.world.watch import Whereabouts
+from manyranks.world.faults.outcome import Outcome
+from manyranks.world.rank.debugger import Left
+from manyranks.world.rank.process import Failure
+from manyranks.world.rank.watch import Whereabouts
 
 _FAULT_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 

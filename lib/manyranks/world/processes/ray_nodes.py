@@ -13,7 +13,7 @@ import threading
 
 import psutil
 
-from manyranks.world.local import Forkserver, RankProcess
+from manyranks.world.processes.local import Forkserver, RankProcess
 
 HELLO = struct.Struct("<16sIB")  # the world's secret, rank, channel
 SOCKETS, PIPES = ("command", "control"), ("stdout", "stderr", "faults", "status")

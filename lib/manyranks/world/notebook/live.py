@@ -13,10 +13,11 @@ from typing import NamedTuple
 from manyranks import busy
 from manyranks.measure.calls import Call
 from manyranks.measure.prints import size
-from manyranks.world import cells, diagnose
-from manyranks.world.collect import Outcome
-from manyranks.world.output import Output
-from manyranks.world.watch import Whereabouts
+from manyranks.world import cells
+from manyranks.world.faults import diagnose
+from manyranks.world.faults.outcome import Outcome
+from manyranks.world.notebook.output import Output
+from manyranks.world.rank.watch import Whereabouts
 
 PATIENCE, EVERY = 1.0, 0.25  # seconds before it is shown, and between two changes
 Looks = dict[int, Whereabouts | None]

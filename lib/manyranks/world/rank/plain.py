@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from manyranks.world.messages import Frame
+from manyranks.world.rank.messages import Frame
 
 LARGEST = 8 * 2**20  # bytes of a message: a picture is the largest that an honest rank sends
 _TENSOR = 1  # MessagePack's number for a tensor: dtype, dimensions, sizes, elements

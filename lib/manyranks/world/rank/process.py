@@ -23,12 +23,12 @@ import torch.distributed as dist
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
 from manyranks.measure.place import machinery
-from manyranks.world import debugger, messages, plain, shown, watch
-from manyranks.world.confine import Confined, confine
-from manyranks.world.recording import Recording, record
+from manyranks.world.fences.confine import Confined, confine
+from manyranks.world.rank import debugger, messages, plain, shown, watch
+from manyranks.world.rank.recording import Recording, record
 
 _CAUSES, _DEEP, _LONG = 3, 20, 20_000  # how much of an exception is shown
-_OURS = os.path.dirname(os.path.dirname(__file__))
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _C = ctypes.CDLL(None)
 REPLY, SHOWN, ASKED = b"r", b"s", b"a"  # what a message to the kernel is
 _FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expired wait would break gloo's pair for good

@@ -1,0 +1,1 @@
+"""What ranks that run code of strangers are fenced with."""
