@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from manyranks.measure.place import machinery
+from manyranks.measure.location import machinery
 from manyranks.world import cells
 from manyranks.world.errors import RankFailed, RankHung, WorldError
 

@@ -12,8 +12,8 @@ from manyranks.grade.judges import NOTHING, WAIT, around, at_most, facts, held, 
 from manyranks.grade.learner import Ready, refuse_class, refused
 from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.grade.trouble import Trouble
+from manyranks.measure.fingerprints import difference, print_of, same
 from manyranks.measure.journal import Stopped
-from manyranks.measure.prints import difference, print_of, same
 from manyranks.measure.watch import OVERWROTE, Watch
 
 WEIGHT = torch.arange(100, dtype=torch.float64)

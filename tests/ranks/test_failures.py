@@ -270,9 +270,9 @@ def test_ranks_that_compute_while_others_wait_are_no_deadlock(world):
 @pytest.mark.parametrize("where", ["before its call", "after its wait"])
 def test_a_rank_that_a_busy_machine_holds_up_is_no_deadlock(world, where):
     def held():
-        from manyranks.measure import calls, ends
+        from manyranks.measure import calls, completions
 
-        issue, wait = calls.issue, ends.wait
+        issue, wait = calls.issue, completions.wait
 
         def issue_late(*args):
             time.sleep(2.5)
@@ -285,12 +285,12 @@ def test_a_rank_that_a_busy_machine_holds_up_is_no_deadlock(world, where):
 
         try:
             if where == "after its wait":
-                ends.wait = return_late
+                completions.wait = return_late
             elif dist.get_rank() == 0:
                 calls.issue = issue_late
             dist.all_reduce(x := torch.ones(1))
         finally:
-            calls.issue, ends.wait = issue, wait
+            calls.issue, completions.wait = issue, wait
         return int(x)
 
     assert world.run(held) == [3, 3, 3]

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from manyranks.measure.calls import Call, Recorder
-from manyranks.measure.place import Place
+from manyranks.measure.location import Place
 from manyranks.world import collect
 from manyranks.world.faults.deadlock import Case, Wait, waits
 from manyranks.world.faults.outcome import Outcome

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyranks.lazy import Missing
 from manyranks.measure.journal import Stopped
-from manyranks.measure.place import place_of
+from manyranks.measure.location import place_of
 
 WORD, ROWS = 4, 32  # bytes of a word of shared memory; rows of a tile, one per lane of a warp
 

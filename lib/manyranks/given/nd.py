@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyranks import theory
 from manyranks.given import numbers
-from manyranks.measure.prints import Fact, size
+from manyranks.measure.fingerprints import Fact, size
 from manyranks.parallel.mesh import AXES, Mesh
 from manyranks.parallel.tensor.cuts import Group
 from manyranks.parallel.tensor.layers import copy_in, reduce_out

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from manyranks.given.numbers import EXACT, seed_of, uneven
-from manyranks.measure.prints import Fact
+from manyranks.measure.fingerprints import Fact
 from manyranks.parallel.pipeline.program import Times, bubble, program
 from manyranks.parallel.pipeline.schedules import Action, Schedule
 from manyranks.parallel.pipeline.verify import peaks, verify

@@ -15,7 +15,7 @@ from manyranks.grade import check, trial
 from manyranks.grade.check import Mistake, Record, Task
 from manyranks.grade.trial import Seen, Trial
 from manyranks.grade.trouble import ending
-from manyranks.measure.prints import Print, fact
+from manyranks.measure.fingerprints import Print, fact
 
 RIGHT, ALSO, MISTAKE = "right", "also right", "mistake"
 

@@ -18,7 +18,7 @@ from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, facts,
 from manyranks.grade.learner import Ready, plain
 from manyranks.grade.trial import Make, Sent, Trial
 from manyranks.grade.trouble import SAME_CHUNK
-from manyranks.measure.prints import same, size
+from manyranks.measure.fingerprints import same, size
 from manyranks.measure.watch import Watch
 
 _EXERCISE = "01_collectives"

@@ -13,8 +13,8 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import at_most, by_phase, calls, facts, sent, values
 from manyranks.grade.learner import Ready, error_of
 from manyranks.grade.trial import Sent
+from manyranks.measure.fingerprints import form_of, size
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import form_of, size
 from manyranks.measure.watch import Watch, gradient
 
 _CHANGED = "what was changed of what is given"

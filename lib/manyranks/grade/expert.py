@@ -18,8 +18,8 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, calls, facts, silent, values
 from manyranks.grade.learner import NOTHING_GIVEN, Ready, items, plain, refuse_class, whole
 from manyranks.grade.trial import Sent
+from manyranks.measure.fingerprints import same
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import same
 from manyranks.measure.watch import Compared, Watch, gradients
 from manyranks.parallel.expert import dispatch as ready
 

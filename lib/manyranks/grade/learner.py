@@ -18,7 +18,7 @@ import torch
 from manyranks.grade import trouble
 from manyranks.measure.audit import audited
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.place import machinery
+from manyranks.measure.location import machinery
 from manyranks.measure.watch import Watch
 
 FAILED = "failed: "  # a mark of a call that failed where others did not
@@ -41,7 +41,10 @@ _LEAVE = "leave the check as it is"
 # What watches the answer, and is called in the middle of it.
 _WATCHES = (
     *("manyranks.grade.learner", "manyranks.grade.absent._display", "manyranks.lazy"),  # an import is no call
-    *(f"manyranks.measure.{name}" for name in ("audit", "calls", "ends", "journal", "memory", "operators", "place", "watch")),
+    *(
+        f"manyranks.measure.{name}"
+        for name in ("audit", "calls", "completions", "journal", "location", "memory", "operators", "watch")
+    ),
     "manyranks.world",
 )
 YOURSELF = "write it yourself: the text above says all that it needs"

@@ -15,8 +15,8 @@ from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, both, f
 from manyranks.grade.kept import Asks, Kept
 from manyranks.grade.learner import Ready, number
 from manyranks.grade.trial import Trial
+from manyranks.measure.fingerprints import Fact, only_rounded, same
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import Fact, only_rounded, same
 from manyranks.measure.watch import Watch
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT

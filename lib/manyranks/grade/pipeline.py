@@ -15,9 +15,9 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, around, as_bytes, at_most, facts, failure, parting, sent, values
 from manyranks.grade.learner import Ready, arguments, error_of, items, named, noted, plain
 from manyranks.grade.trial import Seen, Trial
+from manyranks.measure.fingerprints import Fact, same
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.journal import Stopped
-from manyranks.measure.prints import Fact, same
 from manyranks.measure.watch import Watch, gradients
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.schedules import KINDS

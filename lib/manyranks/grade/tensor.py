@@ -17,8 +17,8 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, both, by_phase, facts, sent, values
 from manyranks.grade.learner import NOTHING_GIVEN, Ready, arguments, refuse_class
 from manyranks.grade.trial import Trial
+from manyranks.measure.fingerprints import size
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch, gradient, gradients
 from manyranks.parallel.recomputation import nodes_of
 

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from manyranks import busy
+from manyranks import progress_bar
 from manyranks.grade.kept import answering
 from manyranks.grade.learner import Ready, refuse_itself, refused, watched
 from manyranks.grade.trouble import Notes, Trouble, head, short, text, trouble
 from manyranks.measure import journal
-from manyranks.measure.elsewhere import Elsewhere
+from manyranks.measure.fingerprints import Fact, size
 from manyranks.measure.journal import Stopped
-from manyranks.measure.prints import Fact, size
+from manyranks.measure.reachable import Elsewhere
 from manyranks.measure.watch import Event, Watch
 from manyranks.timeline.program import Collective, Recv, Send, Wait
 from manyranks.world.counted.measurement import Measurement
@@ -185,7 +185,7 @@ def trials(
     done: list[Trial] = []
     left = _ALL_SECONDS
     fences = {"confined": confined} if confined else {}
-    for n in busy.each(tuple(worlds), "checking on ranks"):
+    for n in progress_bar.each(tuple(worlds), "checking on ranks"):
         with _room() as room, World(n, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
             world.patience = PATIENCE
             for i, case in enumerate(cases(n)):

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from manyranks.measure import ends, operators
-from manyranks.measure.place import Place, called_from, distributed_function, here, in_backward
+from manyranks.measure import completions, operators
+from manyranks.measure.location import Place, called_from, distributed_function, here, in_backward
 
 RECENT = 64  # calls remembered when not everything is kept: enough for a report of a hang
 
@@ -85,7 +85,7 @@ class Recorder:
     """Notes the calls of this process from `install` on. One a process."""
 
     def __init__(self):
-        self._followers = ends.Followers()
+        self._followers = completions.Followers()
         self._numbering = threading.RLock()  # other threads make calls, too: a call's number is its place in the list
         self.start(everything=False)
 
@@ -233,7 +233,7 @@ class Recorder:
             return result
         from_anyone = call.op == "recv" and call.peer is None  # only its own Work can say whom it was from
         # The end of a call that is not asynchronous is that of the wait which comes next: it needs no thread.
-        if self.everything and not from_anyone and not ends.notify(work, call.finish) and call.is_async:
+        if self.everything and not from_anyone and not completions.notify(work, call.finish) and call.is_async:
             work = self._followers.follow(work, call.finish)
             result = (*result[:-1], work.boxed()) if isinstance(result, tuple) else work.boxed()
         self._completed.pop(id(work), None)  # the id of one that is gone
@@ -254,12 +254,12 @@ class Recorder:
                 self._completed[key] = call
 
     def _future_of(self, work: dist.Work) -> torch._C.Future:
-        future = ends.get_future(work)
+        future = completions.get_future(work)
         self._futures[future] = work  # as long as somebody has the future
         return future
 
     def _after(self, future: torch._C.Future, function: Callable) -> torch._C.Future:
-        following = ends.then(future, function)
+        following = completions.then(future, function)
         if (work := self._futures.get(future)) is not None:
             self._futures[following] = work  # to wait for one is to wait for both
         return following
@@ -267,7 +267,7 @@ class Recorder:
     def _waited_for(self, future: torch._C.Future):
         if (work := self._futures.pop(future, None)) is not None:
             work.wait()
-        return ends.wait_for(future)
+        return completions.wait_for(future)
 
     def _waited(self, work: dist.Work, args: tuple, kwargs: dict) -> bool:
         done = None, self._completed.pop(id(work), None)
@@ -279,7 +279,7 @@ class Recorder:
             self.waiting, self._endless = call, again or not timed
         self.late.discard(id(work))
         try:
-            return ends.wait(work, *args, **kwargs)
+            return completions.wait(work, *args, **kwargs)
         except RuntimeError:
             if timed and not work.is_completed():
                 self.late.add(id(work))

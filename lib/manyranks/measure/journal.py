@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyranks.measure import operators
-from manyranks.measure.place import machinery
+from manyranks.measure.location import machinery
 
 Frame = tuple[str, int, str]  # file, line, function
 

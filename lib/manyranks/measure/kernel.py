@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from manyranks.measure.place import Place
+from manyranks.measure.location import Place
 
 _WARP, _SECTOR, _LINE = 32, 5, 7  # lanes; the bits of an address within a sector of 32 bytes and a line of 128
 _NOWHERE = np.iinfo(np.int64).max

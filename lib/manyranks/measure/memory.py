@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manyranks.measure import ends
+from manyranks.measure import completions
 
 
 class PeakBytes(TorchDispatchMode):
@@ -41,7 +41,7 @@ class PeakBytes(TorchDispatchMode):
     def _settled_bytes(self) -> int:
         live = self.live_bytes()
         if live > self.peak_bytes and self._communicates:
-            ends.let_go()
+            completions.let_go()
             live = self.live_bytes()
         return live
 

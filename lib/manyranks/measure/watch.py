@@ -16,10 +16,10 @@ from torch.distributed import distributed_c10d
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from manyranks.measure.aliases import replaced
-from manyranks.measure.elsewhere import Elsewhere
 from manyranks.measure.journal import Journal, Stopped, frames
+from manyranks.measure.location import machinery
 from manyranks.measure.memory import PeakBytes
-from manyranks.measure.place import machinery
+from manyranks.measure.reachable import Elsewhere
 
 OVERWROTE = "a tensor was changed while it was being sent"  # a mark
 _MOMENT, _LOOKS = 0.02, 4  # seconds, and how often to look in the meantime

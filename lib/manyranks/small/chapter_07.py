@@ -3,7 +3,7 @@
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.context import ATTENTION
 from manyranks.small.ranks import OnRanks, few

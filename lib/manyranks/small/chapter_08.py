@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.parallel.expert import Experts, Routing, choose, one_hop, two_hops
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory import expert as theory

@@ -3,7 +3,7 @@
 import torch
 
 from manyranks.measure import machine, timing
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.measure.flops import WorkCounter
 from manyranks.small.ranks import OnRanks
 from manyranks.theory import flops

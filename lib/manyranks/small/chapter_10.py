@@ -2,7 +2,7 @@
 
 from math import prod
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.parallel.mesh import Mesh
 from manyranks.small.ranks import OnRanks
 from manyranks.theory import Plan

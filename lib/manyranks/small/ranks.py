@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 
-from manyranks.measure.beside import Small
+from manyranks.measure.compared import Small
 from manyranks.world.world import World
 
 

@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 
-from manyranks import busy
+from manyranks import progress_bar
 from manyranks.measure.divergence import first_divergence
 from manyranks.world import collect, limits
 from manyranks.world.counted.measurement import Measurement, measurement
@@ -305,7 +305,7 @@ class World:
         if not usable and self._went_wrong:
             self._set_aside(team, outcome)
         if error is not None:
-            hint = _DEBUG if self._went_wrong and busy.notebook() else ""
+            hint = _DEBUG if self._went_wrong and progress_bar.notebook() else ""
             error.args = (error.args[0] + hint + lost,)
             raise error
         diverging = first_divergence(diagnose.recent_calls(outcome))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from manyranks.measure.calls import Call
 from manyranks.measure.divergence import describe, first_divergence
+from manyranks.measure.location import machinery
 from manyranks.measure.operators import POINT_TO_POINT
-from manyranks.measure.place import machinery
 from manyranks.world import cells
 from manyranks.world.errors import NODE_LOST
 from manyranks.world.faults.outcome import Outcome

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from manyranks import busy
+from manyranks import progress_bar
 from manyranks.measure.calls import Call
-from manyranks.measure.prints import size
+from manyranks.measure.fingerprints import size
 from manyranks.world import cells
 from manyranks.world.faults import diagnose
 from manyranks.world.faults.outcome import Outcome
@@ -51,7 +51,7 @@ class State(NamedTuple):
 @contextmanager
 def live(outcome: Outcome, output: Output) -> Iterator["Live"]:
     """Gives what a run shows of itself. In a notebook, text is held back until the run ends: then it is in rank order."""
-    with busy.place() as free:
+    with progress_bar.place() as free:
         shown = Live(outcome, output) if free else Nothing(outcome, output)
         try:
             yield shown

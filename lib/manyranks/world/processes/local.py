@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 
-from manyranks import busy
+from manyranks import progress_bar
 from manyranks.world.errors import NotStarted
 from manyranks.world.fences import sandbox
 from manyranks.world.fences.confine import clean
@@ -316,7 +316,7 @@ class Forkserver:
 
     def _is_ready(self) -> bool:
         patience = Patience(self.pid, _STANDING_STILL, "importing torch for the ranks")
-        with busy.bar("importing torch for the ranks") as bar:
+        with progress_bar.bar("importing torch for the ranks") as bar:
             while not (heard := readable(self._socket.fileno(), _TICK)) and not patience.over():
                 bar.step(0)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

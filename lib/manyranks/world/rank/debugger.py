@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 
-from manyranks.measure.place import OURS, machinery, readers_first
+from manyranks.measure.location import OURS, machinery, readers_first
 
 _ask: Callable[["Asked"], str | dict[str, str]] | None = None
 _process = 0  # the rank's own, which may fork others

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
-from manyranks.measure.place import machinery
+from manyranks.measure.location import machinery
 from manyranks.world.fences.confine import Confined, confine
 from manyranks.world.rank import debugger, messages, plain, shown, watch
 from manyranks.world.rank.recording import Recording, record

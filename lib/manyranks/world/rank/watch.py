@@ -13,7 +13,7 @@ from types import FrameType
 
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
-from manyranks.measure.place import Place, idle, machinery, place_of, readers_first
+from manyranks.measure.location import Place, idle, machinery, place_of, readers_first
 from manyranks.world.rank import debugger, messages, tasks
 from manyranks.world.rank.processor import Processor, processor
 

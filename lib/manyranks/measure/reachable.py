@@ -8,7 +8,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 
 import torch
 
-from manyranks.measure.place import machinery
+from manyranks.measure.location import machinery
 
 _LEAST = 1024  # bytes: shorter texts are names and descriptions
 
