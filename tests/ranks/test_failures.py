@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -11,7 +12,10 @@ import torch
 import torch.distributed as dist
 
 import manyranks as mr
+from manyranks.world import collect
 from manyranks.world import world as world_module
+from manyranks.world.errors import HUNG_UP
+from manyranks.world.processes import local
 from tests.conftest import gone, pids, wait_until
 
 # Seconds until the next run has worked, after any failure: 0.5 on an idle machine, and a tenth of the timeout on a busy one.
@@ -111,6 +115,42 @@ def test_a_rank_that_exits_is_named_with_its_code(world):
     assert (error.rank, error.exit_code) == (2, 3)
     assert "rank 2 died: its process exited with code 3" in str(error)
     assert_recovers(world, before)
+
+
+def test_a_rank_is_named_with_its_code_also_where_the_machine_is_too_busy_to_say_it_soon(world):
+    """The process that knows how ranks ended gets no processor for a while."""
+    forkserver = local.the_forkserver().pid
+    before = pids(world)
+
+    def leave():
+        if dist.get_rank() == 2:
+            os.kill(forkserver, signal.SIGSTOP)
+            os._exit(3)
+        dist.barrier()
+
+    waking = threading.Timer(3.0, os.kill, (forkserver, signal.SIGCONT))
+    waking.start()
+    try:
+        error = failing(world, mr.RankDied, leave)
+    finally:
+        waking.join()
+    assert (error.rank, error.exit_code) == (2, 3)
+    assert_recovers(world, before)
+
+
+def test_a_rank_that_hangs_up_and_lives_on_is_told_from_one_that_has_ended(world, monkeypatch):
+    def hang_up():
+        if dist.get_rank() == 2:
+            for fd in (fd for fd in range(3, 256) if os.path.exists(f"/dev/fd/{fd}")):
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    os.close(fd)
+            time.sleep(60)
+        dist.barrier()
+
+    monkeypatch.setattr(collect, "_BUSY", 0.5)
+    error = failing(world, mr.RankDied, hang_up)
+    assert (error.rank, error.exit_code) == (2, HUNG_UP)
+    assert "rank 2 died: it closed its connection to the notebook, and its process had not ended" in f"{error}"
 
 
 def test_a_segfault_is_named_with_its_line(world):

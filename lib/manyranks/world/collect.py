@@ -4,6 +4,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+from manyranks.world.errors import HUNG_UP
 from manyranks.world.faults.deadlock import Case
 from manyranks.world.faults.outcome import Outcome
 from manyranks.world.notebook.output import Output
@@ -18,6 +19,7 @@ from manyranks.world.rank.shown import Shown
 
 _TICK = 0.1
 _DRAINING = 1.0
+_ENDING, _BUSY = 1.0, 30.0  # seconds until it is known how a process ended that has hung up, on a busy machine, too
 _QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: what is quiet, and how long to wait in all for ranks that compute
 _LOOK = 0.5  # seconds between two looks at ranks that have not replied
 _AT_ONCE, _AGAIN_AFTER = 0.02, 10.0  # seconds in which idle ranks answer, and until a question is asked again
@@ -163,7 +165,8 @@ class _Gathering:
 
     def _died(self, process: RankProcess) -> None:
         self._outcome.replies.pop(process.rank, None)
-        self._outcome.deaths[process.rank] = process.poll(seconds=1.0) or 0
+        code = process.poll(_ENDING if process.confined else _BUSY)
+        self._outcome.deaths[process.rank] = HUNG_UP if code is None else code
         self._note(True)
 
     def _print(self, process: RankProcess, stream: str) -> None:

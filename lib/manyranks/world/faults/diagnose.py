@@ -9,7 +9,7 @@ from manyranks.measure.divergence import describe, first_divergence
 from manyranks.measure.location import machinery
 from manyranks.measure.operators import POINT_TO_POINT
 from manyranks.world import cells
-from manyranks.world.errors import NODE_LOST
+from manyranks.world.errors import HUNG_UP, NODE_LOST
 from manyranks.world.faults.outcome import Outcome
 from manyranks.world.rank.debugger import Left
 from manyranks.world.rank.process import Failure
@@ -121,6 +121,8 @@ def cause(code: int, where: str = "") -> str:
     died = f"died at {where}" if where else "died"
     if code == NODE_LOST:
         return f"{died} with its node: the machine, Ray on it, or the network to it is gone"
+    if code == HUNG_UP:
+        return f"{died}: it closed its connection to the notebook, and its process had not ended"
     if code >= 0:
         return f"{died}: its process exited with code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
