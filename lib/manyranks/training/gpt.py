@@ -207,7 +207,7 @@ def _mixture(config: GPTConfig) -> MoE:
 
 
 def each(x: Tensor, *linears: nn.Module) -> list[Tensor]:
-    """What several linear layers make of one input; it can be set from outside, too."""
+    """Applies several linear layers to one input. MLP.project can be set to another function."""
     return [linear(x) for linear in linears]
 
 
