@@ -1,4 +1,4 @@
-"""Where the time of a step went, on one rank: five parts that together are the step."""
+"""Divides the time of a step on one rank into five parts that together are the step."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Do the ranks of a group make the same calls? The first place where they do not, as a sentence."""
+"""Compares the calls that the ranks of a group make, and says in a sentence where they first differ."""
 
 from collections import Counter, defaultdict
 
@@ -51,7 +51,7 @@ def _diverging_collective(calls: dict[int, list[Call]]) -> str | None:
 
 
 def _known(count: int, issued: list[Call]) -> bool:
-    """Whether the rank's list shows how many collectives it issued: a full list may have lost them all."""
+    """Returns whether the rank's list shows how many collectives it issued: a full list may have lost them all."""
     return count > 0 or len(issued) < RECENT
 
 
@@ -60,7 +60,7 @@ def _stopped(count: int) -> str:
 
 
 def signature(call: Call) -> tuple:
-    """What has to be the same in the calls of all members of a group."""
+    """Returns what has to be the same in the calls of all members of a group."""
     return (call.op, call.peer, call.bytes, call.dtype) if call.op in _SAME_SIZE else (call.op, call.peer)
 
 
