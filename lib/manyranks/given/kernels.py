@@ -65,7 +65,7 @@ def sick(i: int, j: int, columns: int) -> int:
 
 
 class Matrix(NamedTuple):
-    """even: whether its rows and columns fill whole sectors and tiles, so that sectors don't depend on where tiles begin."""
+    """A matrix. even: whether rows and columns fill whole sectors and tiles, so that where tiles begin makes no difference."""
 
     rows: int
     columns: int
@@ -104,7 +104,7 @@ def drawn_products(random: Random) -> list[Product]:
 
 
 class Tokens(NamedTuple):
-    """strong: what hidden vectors are multiplied by: logits of ±100 have no exponential in float32."""
+    """A case of tokens. strong: what hidden vectors are multiplied by: logits of ±100 have no exponential in float32."""
 
     tokens: int
     words: int
