@@ -76,7 +76,7 @@ class Matrix(NamedTuple):
 
 
 class Product(NamedTuple):
-    """a is M × K, b is N × K. budget: bytes that all programs may ask for; shared: bytes of the two tiles of a tl.dot."""
+    """Matrices a, M × K, and b, N × K. budget: bytes that programs may ask for; shared: bytes of a tl.dot's two tiles."""
 
     m: int
     k: int
@@ -137,7 +137,7 @@ class Heads(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """32 rows of words."""
+    """A tile of 32 rows of words."""
 
     columns: int
 

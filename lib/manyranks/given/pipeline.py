@@ -21,7 +21,7 @@ HIDDEN = 16
 
 
 class Case(NamedTuple):
-    """p ranks, m micro-batches, v stages a rank, most activations of a rank, seconds of F, I and W; 0 where not asked for."""
+    """A case: p ranks, m micro-batches, v stages a rank, most activations of one, seconds of F, I and W; 0 where not asked."""
 
     p: int
     m: int

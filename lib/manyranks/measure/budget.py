@@ -40,7 +40,7 @@ class Budget(NamedTuple):
 
     @property
     def shares(self) -> "Budget":
-        """Each part as a share of the whole; 0 each where that is no time."""
+        """Returns each part as a share of the whole; 0 each where that is no time."""
         whole = self.seconds or 1.0
         return Budget(*(part / whole for part in self))
 

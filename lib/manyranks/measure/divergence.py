@@ -18,7 +18,7 @@ def first_divergence(calls: dict[int, list[Call]]) -> str | None:
 
 
 def describe(call: Call) -> str:
-    """ "all_reduce #7 of 4,000 bytes", "recv #0 of 16 bytes from rank 1"."""
+    """Describes a call: "all_reduce #7 of 4,000 bytes", "recv #0 of 16 bytes from rank 1"."""
     size = f" of {call.bytes:,} bytes" if call.op != "barrier" else ""
     group = "" if call.group == "default" else f" in group {call.group}"
     return f"{call.op} #{call.sequence}{size}{_side(call)}{group}"

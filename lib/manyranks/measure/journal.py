@@ -114,7 +114,7 @@ def frames() -> list[Frame]:
 
 
 def read(folder: str, n: int) -> dict[int, list[Entry]]:
-    """Rank -> what it noted in this folder; nothing of what is no such note, for a learner's code may have written there."""
+    """Returns rank -> what it noted in this folder, and nothing that's no note: a learner's code may have written there."""
     return {rank: _entries(Path(folder) / str(rank)) for rank in range(n)}
 
 

@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 @functools.cache
 def kind_of(name: str) -> str:
-    """ "matmul" for what has FLOPs in WorkCounter: products, convolutions, attention. name: "aten::mm", or a kernel's."""
+    """Names a kind: "matmul" for what has FLOPs in WorkCounter, as products and attention. name: "aten::mm", or a kernel's."""
     if "nccl" in name:
         return COMMUNICATION
     # The operators of one library's convolutions have no formula of their own, for aten::convolution calls them.

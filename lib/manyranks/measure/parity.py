@@ -31,8 +31,9 @@ GRADIENT = " (gradient)"
 
 @dataclass
 class Trace:
-    """calls[name]: what a module gave, each time it was called; name + " (gradient)": the gradient of that.
+    """A record of what the modules of a run gave.
 
+    calls[name]: what a module gave, each time it was called; name + " (gradient)": the gradient of that.
     A module that its parent calls several times has "#2" after its name for the second time, and so on.
     trace[name]: all calls as one tensor, the micro-batches' rows one after another. Last come the parameters' gradients,
     by name. It is plain data: ranks can return it.

@@ -171,7 +171,7 @@ def shown(value: Fact, longest: int = 120) -> str:
 
 
 def size(n: int) -> str:
-    """3500000 -> "3.5 MB"; three digits, and exact bytes below 1 kB."""
+    """Writes bytes: 3500000 -> "3.5 MB"; three digits, and exact bytes below 1 kB."""
     for unit, name in _UNITS:
         if n >= unit:
             return f"{n / unit:.3g} {name}"
@@ -179,5 +179,5 @@ def size(n: int) -> str:
 
 
 def listed(words: list[str]) -> str:
-    """ "2, 3 and 4"."""
+    """Joins words: "2, 3 and 4"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -28,7 +28,7 @@ _OWN_BOOKS = re.compile("^<frozen importlib|linecache.py$|grade/learner.py$")  #
 
 
 class Event(NamedTuple):
-    """kind: "gradient", "call", "wait" or "mark"; what: the parameter, the operation or the mark; bytes: of a call."""
+    """A note. kind: "gradient", "call", "wait" or "mark"; what: the parameter, the operation or the mark; bytes: of a call."""
 
     kind: str
     what: str
