@@ -24,7 +24,7 @@ class Bar:
         self._handle = None
 
     def step(self, steps: int = 1) -> None:
-        """So many more steps are done; 0: only time has passed."""
+        """Adds to the steps that are done; 0: only time has passed."""
         self._done += steps
         now = time.monotonic()
         if now - self._started < PATIENCE or now - self._last < EVERY:
@@ -48,7 +48,7 @@ class Bar:
 
 
 class _Nothing(Bar):
-    """Where there is nobody to look."""
+    """A bar that shows nothing, for where nobody looks."""
 
     def step(self, steps: int = 1) -> None:
         pass
@@ -87,7 +87,7 @@ def each(items: Iterable[T], words: str) -> Iterator[T]:
 
 
 def notebook() -> bool:
-    """Whether the main thread of a notebook's kernel calls this, and what is shown needn't be the same in each run."""
+    """Returns whether the main thread of a notebook's kernel calls this, and what is shown may differ from run to run."""
     shell = sys.modules["IPython"].get_ipython() if "ipykernel" in sys.modules and "IPython" in sys.modules else None
     main = threading.current_thread() is threading.main_thread()
     return hasattr(shell, "kernel") and main and os.environ.get("MANYRANKS_SETTINGS") != "off"

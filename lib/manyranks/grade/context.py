@@ -180,7 +180,7 @@ def _grouped(n: int) -> tuple[Case, ...]:
 
 
 def _and_long(n: int) -> tuple[Case, ...]:
-    """On four ranks, also one whose blocks can be told from what is small."""
+    """Returns the grouped cases and, on four ranks, one whose blocks can be told from what is small."""
     return _grouped(n) + ((Case(4, 4, 1, 2, 2, 32, weighs=True),) if n == 4 else ())
 
 

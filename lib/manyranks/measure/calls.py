@@ -29,15 +29,22 @@ _engine = torch.autograd.Variable._execution_engine
 
 @dataclass(eq=False)
 class Call:
-    """One communication call of one rank.
+    """A communication call of one rank.
 
-    op: "all_reduce", "send", …; bytes: of the tensors this rank puts in (for a recv: takes out); group: "default" or the
-    group's name; ranks: the group's, global; peer: global rank of the other side or the root, else None; sequence: from 0, of
-    a collective: among the group's collectives, of a message: among those to (or from) this peer with this tag; dtype;
-    is_async: whether the caller goes on before it is done; started, finished: seconds of time.perf_counter, finished None
-    while it is under way; where: (file, line) in the reader's program, made readable in the kernel; tag: of a message;
-    parts: bytes of an all_to_all for each of `ranks`, this one too; received: those that it brings, with this rank's own;
-    number: its place among the rank's calls, from 0.
+    op: "all_reduce", "send", …
+    bytes: of the tensors that this rank puts in (for a recv: takes out)
+    group: "default" or the group's name
+    ranks: the group's, global
+    peer: global rank of the other side or the root, else None
+    sequence: from 0; a collective's among those of the group, a message's among those to (or from) this peer with this tag
+    dtype: of these tensors
+    is_async: whether the caller goes on before it is done
+    started, finished: seconds of time.perf_counter; finished is None while it is under way
+    where: (file, line) in the reader's program, made readable in the kernel
+    tag: of a message
+    parts: bytes of an all_to_all for each of `ranks`, this one too
+    received: bytes that an all_to_all brings, with this rank's own
+    number: its place among the rank's calls, from 0
     """
 
     op: str
@@ -129,7 +136,7 @@ class Recorder:
         self._groups: dict[dist.ProcessGroup, tuple[str, tuple[int, ...]]] = {}
 
     def blocked_in(self, frame) -> Call | str | None:
-        """What communication the thread with this innermost frame waits in: a call, or the name of a function."""
+        """Finds the communication that the thread with this innermost frame waits in: a call, or the name of a function."""
         if call := self.waiting or self.issuing:
             return call
         function = distributed_function(frame)
@@ -138,7 +145,7 @@ class Recorder:
         return None
 
     def waits_for_peers(self, call: Call | str) -> bool:
-        """Whether the main thread waits for the end of this call, and nothing but the call's end ends that."""
+        """Returns whether the main thread waits for the end of this call, and nothing but the call's end ends that."""
         return call is self.waiting and self._endless and not self.broken
 
     def settle(self, seconds: float = 0.1) -> None:
@@ -309,5 +316,5 @@ class Recorder:
 
 
 def _number_of(call: Call) -> str | tuple[str, str, int | None, int]:
-    """What a call is counted among: its group's collectives, or the messages to or from this peer with this tag."""
+    """Returns what a call is counted among: its group's collectives, or the messages to or from this peer with this tag."""
     return (call.group, call.op, call.peer, call.tag) if call.op in operators.POINT_TO_POINT else call.group

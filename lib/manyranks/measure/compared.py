@@ -13,9 +13,12 @@ class Beside(NamedTuple):
 
 
 class Small(NamedTuple):
-    """What was run small on real ranks, in a few words, and what was counted there.
+    """The results of a small run on real ranks.
 
-    roof: FLOP/s and bytes/s of the machine, if it was measured; points: name, FLOPs per byte and FLOP/s of what ran under it
+    where: what ran, in a few words
+    rows: quantities in theory and as they were counted
+    roof: FLOP/s and bytes/s of the machine, if it was measured
+    points: name, FLOPs per byte and FLOP/s of what ran under the roof
     """
 
     where: str

@@ -55,7 +55,7 @@ def _weight(n: int, factor: int) -> torch.Tensor:
 
 
 def _places(n: int) -> list[int]:
-    """Of the elements that are stored of many: the first, the last, and some between."""
+    """Picks the elements that are stored of many: the first, the last, and some between."""
     return [i * (n - 1) // (_SAMPLES - 1) for i in range(_SAMPLES)]
 
 
@@ -69,7 +69,7 @@ def form_of(tensor: torch.Tensor) -> str:
 
 
 def fact(value) -> Fact:
-    """As it is stored: prints for tensors, lists for tuples."""
+    """Makes of a value what is stored: prints for tensors, lists for tuples."""
     if isinstance(value, torch.Tensor):
         return print_of(value)
     if isinstance(value, Print) or value is None or isinstance(value, bool | int | float | str):
@@ -80,7 +80,7 @@ def fact(value) -> Fact:
 
 
 def same(got: Fact, right: Fact, tolerance: float | None = None) -> bool:
-    """Whether they are alike; numbers but for rounding, as far as their dtype has it."""
+    """Returns whether they are alike; numbers but for rounding, as far as their dtype has it."""
     got, right = fact(got), fact(right)
     if isinstance(got, Print) and isinstance(right, Print):
         limit = tolerance or _TOLERANCE.get(right.form.rpartition(" ")[2], _EXACT)
@@ -109,12 +109,12 @@ def _close(got: tuple[float, ...], right: tuple[float, ...], tolerance: float) -
 
 
 def _scale(*numbers: float) -> float:
-    """What differences are measured by: the largest number that stands for itself."""
+    """Returns what differences are measured by: the largest number that stands for itself."""
     return max([1e-12, *(abs(one) for one in numbers if one not in _STAND_INS)])
 
 
 def only_rounded(got: Fact, right: Fact) -> bool:
-    """Whether they differ as if float32 had been in between."""
+    """Returns whether they differ as if float32 had been in between."""
     got, right = fact(got), fact(right)
     if isinstance(got, Print) and isinstance(right, Print) and got.form != right.form:
         return got.form.partition(" of ")[0] == right.form.partition(" of ")[0]
@@ -122,7 +122,7 @@ def only_rounded(got: Fact, right: Fact) -> bool:
 
 
 def difference(got: Fact, right: Fact) -> str:
-    """In words: "2 of 7 elements are wrong; element 0 is 5, right is 7"."""
+    """Says in words how they differ: "2 of 7 elements are wrong; element 0 is 5, right is 7"."""
     got, right = fact(got), fact(right)
     if not (isinstance(got, Print) and isinstance(right, Print)):
         return _unlike(got, right)
@@ -141,13 +141,13 @@ def difference(got: Fact, right: Fact) -> str:
 
 
 def _number(one: float, other: float) -> str:
-    """With as many digits as tell it from the other."""
+    """Writes a number with as many digits as tell it from the other."""
     special = {_NOT_A_NUMBER: "nan", _INFINITE: "inf", -_INFINITE: "-inf"}
     return special.get(one) or (f"{one:g}" if f"{one:g}" != f"{other:g}" else f"{one:.13g}")
 
 
 def _unlike(got: Fact, right: Fact) -> str:
-    """Of long lists, what differs first."""
+    """Says how they differ; of long lists, what differs first."""
     if isinstance(got, list) and isinstance(right, list) and len(str(right)) > 60:
         at = next(
             (i for i, (one, other) in enumerate(zip(got, right, strict=False)) if one != other), min(len(got), len(right))
@@ -158,7 +158,7 @@ def _unlike(got: Fact, right: Fact) -> str:
 
 
 def shown(value: Fact, longest: int = 120) -> str:
-    """For a report."""
+    """Writes a value for a report."""
     if isinstance(value, Print):
         return value.form
     if isinstance(value, dict):
@@ -171,7 +171,7 @@ def shown(value: Fact, longest: int = 120) -> str:
 
 
 def size(n: int) -> str:
-    """3500000 -> "3.5 MB"; three digits, and exact bytes below 1 kB."""
+    """Writes bytes: 3500000 -> "3.5 MB"; three digits, and exact bytes below 1 kB."""
     for unit, name in _UNITS:
         if n >= unit:
             return f"{n / unit:.3g} {name}"
@@ -179,5 +179,5 @@ def size(n: int) -> str:
 
 
 def listed(words: list[str]) -> str:
-    """ "2, 3 and 4"."""
+    """Joins words: "2, 3 and 4"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,4 +1,4 @@
-"""Where in the reader's code the program is: a file and a line, past torch's frames and our own."""
+"""The place in the reader's code where the program is: a file and a line, past torch's frames and our own."""
 
 import os
 import sys
@@ -24,12 +24,12 @@ _NO_PEERS = tuple(_DISTRIBUTED + part for part in ("checkpoint", "elastic", "lau
 
 @cache  # asked of each frame below each call
 def machinery(file: str) -> bool:
-    """Whether the file is torch's, Python's, or the part of this library that runs the reader's code."""
+    """Returns whether the file is torch's, Python's, or the part of this library that runs the reader's code."""
     return (file.startswith(_MACHINERY) and file != _PROGRAMS) or (file.startswith(_STANDARD) and "site-packages" not in file)
 
 
 def idle(frame: FrameType | None) -> bool:
-    """Whether a thread runs nothing but Python's library and what this one needs: nothing that communicates."""
+    """Returns whether a thread runs nothing but Python's library and what this one needs: nothing that communicates."""
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(OURS) and not (file.startswith(_STANDARD) and "site-packages" not in file):
@@ -39,7 +39,7 @@ def idle(frame: FrameType | None) -> bool:
 
 
 def readers_first(files: list[str]) -> int:
-    """Of a stack's files, outermost first: the index of the reader's first one, which what runs a rank's tasks has called.
+    """Finds the reader's first file in a stack, outermost first: the one called by what runs a rank's tasks. Returns its index.
 
     What the reader's code was interrupted by, at the stack's end, is no such call.
     """
@@ -69,7 +69,7 @@ def here() -> Place | None:
 
 
 def called_from(name: str, frame: FrameType | None) -> bool:
-    """Whether a function of torch called `name` is among the innermost torch frames."""
+    """Returns whether a function of torch called `name` is among the innermost torch frames."""
     while frame is not None and machinery(frame.f_code.co_filename):
         if frame.f_code.co_name == name and frame.f_code.co_filename.startswith(_TORCH):
             return True
@@ -90,7 +90,7 @@ def distributed_function(frame: FrameType | None) -> str | None:
 
 
 def in_backward(frame: FrameType | None) -> bool:
-    """Whether the innermost frame, past those of dispatch modes, is the autograd engine's: its C++ may be waiting."""
+    """Returns whether the innermost frame, past those of dispatch modes, is the autograd engine's: its C++ may be waiting."""
     while frame is not None and frame.f_code.co_filename.startswith(_MODES):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_TORCH + "autograd" + os.sep)

@@ -63,7 +63,7 @@ class Elsewhere:
 
 
 def _is_own(one: type | FunctionType) -> bool:
-    """Whether a class or function is of no library."""
+    """Returns whether a class or function is of no library."""
     name = one.__module__ or ""
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     return name == "__main__" or name not in sys.modules or (bool(file) and not machinery(file) and "-packages" not in file)

@@ -15,7 +15,7 @@ _AXES = ("ring", "ulysses")
 
 @OnRanks
 def context(values, ranks, say):
-    """One attention on 2 to 8 ranks, float32, in the explorer's layout, mask and variant: bytes sent and kept, and FLOPs."""
+    """An attention on 2 to 8 ranks, float32, in the explorer's layout, mask and variant: bytes sent and kept, and FLOPs."""
     n, variant, layout = few(values["cp"]), values["variant"], values["layout"]
     u = {"ulysses": n, "ring-ulysses": min(n, values["ulysses"] or 2)}.get(variant, 1)  # ranks that exchange heads
     sizes, seq = (1, n * _SHARD, _HEADS, _KV_HEADS, _SIZE), n * _SHARD

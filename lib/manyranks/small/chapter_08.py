@@ -61,7 +61,7 @@ def _choices(full: float, own: int, limited: bool) -> torch.Tensor:
 
 
 def _layer(hops: int) -> None:
-    """Forward and backward."""
+    """Runs forward and backward."""
     experts, chosen_TK = _kept["experts"], _kept["chosen_TK"]
     x_TH = torch.randn(TOKENS, HIDDEN, requires_grad=True)
     routing = Routing(chosen_TK, torch.full(chosen_TK.shape, 1 / TOP_K, requires_grad=True))

@@ -49,5 +49,5 @@ class OnRanks:
 
 
 def few(n: int, most: int = 8) -> int:
-    """As many ranks as asked for, but 2 to `most`."""
+    """Returns as many ranks as asked for, but 2 to `most`."""
     return max(2, min(n, most))
