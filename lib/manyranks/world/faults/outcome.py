@@ -1,4 +1,4 @@
-"""How a run went: what each rank replied, and what those did that did not."""
+"""The outcome of a run: what each rank replied, and what those did that did not."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from manyranks.world.rank import watch
 
 @dataclass
 class Outcome:
-    """How a run went: the ranks' replies with the frames of their results, those that died, and what the others did."""
+    """The outcome of a run: the ranks' replies with the frames of their results, those that died, and what the others did."""
 
     ranks: tuple[int, ...]
     replies: dict[int, tuple] = field(default_factory=dict)  # rank -> (Reply, frames)

@@ -1,1 +1,1 @@
-"""What ranks that run code of strangers are fenced with."""
+"""Fences around ranks that run code of strangers."""
