@@ -242,7 +242,7 @@ class ModelShape:
 
     @cached_property
     def expert(self) -> list[Tensor]:
-        """ONE routed expert; none in a dense model."""
+        """A single routed expert; none in a dense model."""
         return self._mlp(self.expert_ffn) if self.experts else []
 
     @cached_property
