@@ -1,7 +1,7 @@
 """nbgrader: solutions/ is what instructors write, exercises/ what learners get."""
 
 from manyranks.grade import autograde
-from manyranks.world.scratch import colored
+from manyranks.grade.scratch import colored
 
 c = get_config()  # noqa: F821  nbgrader provides it
 
