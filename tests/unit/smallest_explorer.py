@@ -41,13 +41,13 @@ class Stages(Board):
     @style.styled
     def __init__(self):
         self.figure, (axes,) = style.figure(width=6.45, height=3)
-        self._bars = Bars(axes, PARTS, "time of a step", [f"ZeRO-{stage}" for stage in range(4)], units.duration)
-        self.panels = [self._bars]
+        self.bars = Bars(axes, PARTS, "time of a step", [f"ZeRO-{stage}" for stage in range(4)], units.duration)
+        self.panels = [self.bars]
 
     def draw(self, now: Sharded) -> None:
         times = [now._replace(zero=stage).scenario.time for stage in range(4)]
         bars = [{"compute": time.compute, "waiting": time.data} for time in times]
-        self._bars.update(bars, [units.duration(time.seconds) for time in times], now.zero)
+        self.bars.update(bars, [units.duration(time.seconds) for time in times], now.zero)
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
