@@ -17,7 +17,7 @@ NAME, STUDENTS, FEW = "11_kernels", 30, 5
 HOSTILE = [
     "import os\nos._exit(0)\n",
     "x = []\nwhile True: x.append(torch.ones(10_000_000))\n",
-    "from manyranks.world import rank\nrank.messages.send = lambda sock, _: sock.sendall(bytes(99))\n",
+    "from manyranks.world.rank import process\nprocess.messages.send = lambda sock, _: sock.sendall(bytes(99))\n",
     "while True: pass\n",
     "for i in range(40): open(f'{i}', 'wb').write(bytes(15_000_000))\n",
 ]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import manyranks as mr
 from benchmarks import peers
 from benchmarks.compare import Row, pairs, timed
-from manyranks.world.local import the_forkserver
+from manyranks.world.processes.local import the_forkserver
 
 RANKS, VICTIM = 8, 3
 MEGABYTES = 100

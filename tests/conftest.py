@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import manyranks as mr
-from manyranks.world import local
+from manyranks.world.processes import local
 
 ROOT = Path(__file__).resolve().parents[1]
 # A rank imports its test's module, and with it these: once for all ranks of the tests, where it is half a second in each.

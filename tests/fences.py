@@ -79,7 +79,7 @@ ATTEMPTS_ON_SOCKETS = {
     "a reply that drips": "[one.sendall(struct.pack('<IQ', 1, 500)) for one in found]; "
     "[(one.sendall(b'x'), time.sleep(0.5)) for _ in range(600) for one in found]",
     "replies without end while one rank raises and another waits": """
-    from manyranks.world import plain, rank
+    from manyranks.world.rank import plain, process as rank
     while dist.get_world_size() > 2:
         1 / dist.get_rank()
         [rank.messages.send(one, [b"r", *plain.pack(rank.Reply())]) for one in found[:1] if dist.get_rank() == 1]

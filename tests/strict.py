@@ -21,7 +21,7 @@ import threading
 import torch
 import torch.distributed as dist
 
-from manyranks.measure import calls, ends, flops, operators
+from manyranks.measure import calls, completions, flops, operators
 
 _OUTPUTS = ("output_tensors", "output_tensor", "outputs", "output")
 _IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "recv_")
@@ -37,7 +37,7 @@ _UNEVEN = (
 )
 _GATHER = torch.ops.c10d._allgather_base_.default
 _POISON = {torch.uint8: 171, torch.bool: True}
-_real_wait = ends.wait
+_real_wait = completions.wait
 
 
 class BrokenRule(RuntimeError):
@@ -194,8 +194,8 @@ def issue(operator, keyset, args: tuple, kwargs: dict):
 
 
 def _wait(work: dist.Work, *args, **kwargs) -> bool:
-    """In the place of ends.wait. The recorder's own threads wait for a call of a batch while others are still coming."""
-    if threading.current_thread().name != ends.FOLLOWER:
+    """In the place of completions.wait. The recorder's own threads wait for a call of a batch while others are still coming."""
+    if threading.current_thread().name != completions.FOLLOWER:
         with _lock:
             for line in _queues.values():
                 line.close()
@@ -212,7 +212,7 @@ def _wait(work: dist.Work, *args, **kwargs) -> bool:
 
 def install() -> None:
     """From here on, all c10d calls of this process go by these rules."""
-    calls.issue, ends.wait = issue, _wait
+    calls.issue, completions.wait = issue, _wait
 
 
 def _batch(frame) -> object | None:

@@ -39,7 +39,7 @@ class Round(NamedTuple):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command."""
+    """Runs the command."""
     chosen = _parser().parse_args(arguments)
     if chosen.ranks < 2:
         _parser().error(f"--ranks {chosen.ranks}: a collective that is measured has 2 ranks or more")

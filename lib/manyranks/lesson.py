@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from manyranks.measure.place import machinery
+from manyranks.measure.location import machinery
 from manyranks.world import cells
 from manyranks.world.errors import RankFailed, RankHung, WorldError
 
@@ -46,7 +46,7 @@ def _complaint(result, condition: Callable, sentence: str | Callable) -> str:
 
 
 def _unwritten(error: Exception) -> bool:
-    """Whether a stub still raises its NotImplementedError, here or on a rank. PyTorch's own come with a text."""
+    """Returns whether a stub, here or on a rank, still raises its NotImplementedError. PyTorch's own come with a text."""
     raised = error.exception if isinstance(error, RankFailed) else error
     return type(raised) is NotImplementedError and not raised.args
 

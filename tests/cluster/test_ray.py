@@ -13,8 +13,8 @@ import manyranks as mr
 from manyranks.theory import Plan
 from manyranks.training import GPTConfig, Trainer, TrainingConfig
 from manyranks.training.__main__ import main
-from manyranks.world import ray_engine
 from manyranks.world.errors import NODE_LOST
+from manyranks.world.processes import ray_engine
 from tests.cluster.tasks import dies, fails, speak, total, waits_in_a_ring, where
 from tests.conftest import gone, wait_until
 

@@ -11,8 +11,8 @@ import pytest
 from manyranks.grade import answers, check, trial
 from manyranks.grade.answers import MISTAKE, RIGHT, Answer
 from manyranks.grade.check import looks, shipped
-from manyranks.measure.prints import fact, same
-from manyranks.world import messages
+from manyranks.measure.fingerprints import fact, same
+from manyranks.world.rank import messages
 from tests.grading import records
 from tests.grading.exercise import Exercise
 

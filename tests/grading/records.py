@@ -13,7 +13,7 @@ from manyranks.grade import answers, check
 from manyranks.grade.answers import ALSO, MISTAKE, Answer, dumped, tasks
 from manyranks.grade.check import FOLDER, Record, Report, Task, loaded, shipped
 from manyranks.grade.trial import Trial
-from manyranks.measure.prints import same
+from manyranks.measure.fingerprints import same
 from tests.conftest import ROOT
 
 

@@ -18,8 +18,9 @@ from manyranks.grade import apart, trial
 from manyranks.grade.absent import Known, Source, stand_in
 from manyranks.grade.autograde import outputs
 from manyranks.grade.submission import called, checks, is_check
-from manyranks.world import confine, patience, sandbox
 from manyranks.world.errors import NotStarted
+from manyranks.world.fences import confine, sandbox
+from manyranks.world.processes import patience
 from tests.conftest import ROOT, matrix
 from tests.fences import ACCIDENTS, ATTEMPTS, ATTEMPTS_ON_SOCKETS, BESIDE, COOKIE, FULL, OUTSIDE, PORTS, SOCKETS, TOOLS
 from tests.grading.course import answered
@@ -247,7 +248,7 @@ reply = bytes([0xc7, len(head), 1]) + head
     "nothing": "reply = b''\n",
 }
 SENDS = """
-import manyranks.world.rank as rank
+import manyranks.world.rank.process as rank
 send = rank.messages.send
 rank.messages.send = lambda connection, frames: send(connection, [reply] * len(frames))
 """
@@ -567,8 +568,9 @@ def test_an_error_of_ours_costs_no_points_and_no_other_check_its_own(court, monk
 @pytest.fixture
 def without_namespaces(monkeypatch):
     """As in a container that allows none: ranks use this machine's loopback, as other programs do."""
-    fails = "from manyranks.world import confine; confine.leave_the_network = lambda: False; from manyranks.world.forkserver"
-    monkeypatch.setattr(apart.local, "_START", apart.local._START.replace("from manyranks.world.forkserver", fails))
+    before = "from manyranks.world.processes.forkserver"
+    fails = f"from manyranks.world.fences import confine; confine.leave_the_network = lambda: False; {before}"
+    monkeypatch.setattr(apart.local, "_START", apart.local._START.replace(before, fails))
     monkeypatch.setattr(apart, "_idle", idle := {False: []})
     yield
     assert [server.loopback_bytes() for server in idle[False]] == [None]

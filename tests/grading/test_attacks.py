@@ -11,7 +11,8 @@ from nbgrader.exchange.default.exchange import Exchange
 from manyranks.grade import apart, classroom, data_parallel
 from manyranks.grade.submission import is_check
 from manyranks.measure.journal import Stopped
-from manyranks.world import confine, messages
+from manyranks.world.fences import confine
+from manyranks.world.rank import messages
 from tests.conftest import ROOT, TRITON
 from tests.grading import records
 from tests.grading.course import answered

@@ -13,7 +13,7 @@ from manyranks.given import pipeline
 from manyranks.grade import answers, check, trial
 from manyranks.grade.check import Line, Report
 from manyranks.measure.watch import Watch
-from manyranks.world import patience
+from manyranks.world.processes import patience
 from tests.grading import hostile, records
 from tests.grading.exercise import Exercise
 

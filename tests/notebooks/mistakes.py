@@ -456,8 +456,8 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "Recompute": (_RECOMPUTE, "does not require grad"),
         "Visible": (_VISIBLE, "returned an incorrect number of gradients"),
         "best_count": (
-            "def best_count(n, k):\n    return round(math.sqrt(n))",
-            "N = 80, k = 17: 9 segments hold 162; the least is 74",
+            "def best_count(L, k):\n    return round(math.sqrt(L))",
+            "L = 80, k = 17: 9 segments hold 162; the least is 74",
         ),
         "policy": (
             "from manyranks.parallel.checkpointing import checkpoint, selective_checkpoint\n\n"

@@ -69,10 +69,8 @@ def python(source: str) -> str:
 
 
 def words(source: str) -> int:
-    """Counts the words of prose in markdown: without code fences, link targets, HTML tags and lone signs."""
-    text = re.sub(r"```.*?```", "", source, flags=re.S)
-    text = re.sub(r"\]\([^)]*\)|</?[a-z][^>]*>", "", text)
-    return len(re.findall(r"\S*\w\S*", text))
+    """Counts the words of markdown, all of them: prose, tables, code fences, links' targets and HTML tags."""
+    return len(source.split())
 
 
 def lines(cell) -> int:

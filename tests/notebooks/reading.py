@@ -18,8 +18,8 @@ class Section(NamedTuple):
 def sections(lesson) -> list[Section]:
     """Returns the opening and the `## ` sections with their minutes.
 
-    A minute is 110 words or 8 visible lines of code. Added to that: half a minute per picture, one per guess, five per
-    explorer, and for each task two plus half a minute per line to write.
+    A minute is 110 words of markdown or 8 visible lines of code. Added to that: half a minute per picture, one per guess,
+    five per explorer, and for each task two plus half a minute per line to write.
     """
     found = [Section("", 0.0)]
     writing = {task.stub: 2 + task.lines / 2 for task in tasks(lesson)[0]}

@@ -85,7 +85,7 @@ def leak(notebook):
 
 FOLDED = new_markdown_cell("## Folded", metadata={"jp-MarkdownHeadingCollapsed": True})
 BROKEN_LESSONS = [
-    (form.it_is_short, add(new_markdown_cell("word " * 2000)), "words of prose"),
+    (form.it_is_short, add(new_markdown_cell("word " * 2000)), "words of markdown"),
     (form.it_is_short, add(new_code_cell("x = 1\n" * 181)), "visible lines of code"),
     (form.it_is_short, add(*[new_markdown_cell("## More")] * 5), "8 sections"),
     (form.it_is_short, add(*[fakes.drawn("<Figure")] * 4), "11 pictures"),
@@ -144,12 +144,12 @@ def test_a_task_s_lines_are_those_that_the_stub_does_not_give():
 
 def test_minutes_are_counted_as_the_estimate_says():
     before, lesson = reading.minutes(fakes.lesson()), fakes.lesson()
-    lesson.cells += [new_markdown_cell("word " * 110 + "[two words](notebooks/link.ipynb) — `x`\n```\nno word\n```")]
+    lesson.cells += [new_markdown_cell("word " * 110 + "[two words](notebooks/link.ipynb) — `x`\n```\ntwo more\n```")]
     lesson.cells += [new_code_cell("x = 1\n\n" * 8), fakes.drawn("<Figure"), fakes.drawn("Explorer(")]
     hidden = new_code_cell("x = 1\n" * 80, metadata={"jupyter": {"source_hidden": True}})
     lesson.cells += [hidden, new_code_cell("guess_2 = None  # how many?"), *fakes.task("total")]
     code = 8 + 1 + 1 + 0 + 1 + 4
-    assert reading.minutes(lesson) - before == pytest.approx(113 / 110 + code / 8 + 1 / 2 + 5 + 1 + 3)
+    assert reading.minutes(lesson) - before == pytest.approx(118 / 110 + code / 8 + 1 / 2 + 5 + 1 + 3)
 
 
 def test_sections_of_a_lesson_add_up_to_its_minutes():

@@ -33,7 +33,7 @@ def test_a_chapter_runs_by_nccl_s_rules(path, tmp_path, monkeypatch, request):
     profile = tmp_path / "profile_default" / "startup"
     profile.mkdir(parents=True)
     (profile / "strict.py").write_text(
-        f"import sys; sys.path[:0] = {[str(ROOT / 'lib')]!r}; from manyranks.world import local; sys.path.pop(0)\n"
+        f"import sys; sys.path[:0] = {[str(ROOT / 'lib')]!r}; from manyranks.world.processes import local; sys.path.pop(0)\n"
         f"local._START = local._START.replace('; serve(', {INSTALL!r})\n"
     )
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))

@@ -10,7 +10,7 @@ from manyranks.training.checkpoint import _states
 from manyranks.training.config import GPTConfig
 from manyranks.training.parallelize import mesh_of
 from manyranks.training.trainer import Trainer
-from manyranks.world.measurement import payload
+from manyranks.world.counted.measurement import payload
 from tests.conftest import matrix
 from tests.ranks.composed import GPT, SETTINGS, plan
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -11,7 +12,10 @@ import torch
 import torch.distributed as dist
 
 import manyranks as mr
+from manyranks.world import collect
 from manyranks.world import world as world_module
+from manyranks.world.errors import HUNG_UP
+from manyranks.world.processes import local
 from tests.conftest import gone, pids, wait_until
 
 # Seconds until the next run has worked, after any failure: 0.5 on an idle machine, and a tenth of the timeout on a busy one.
@@ -113,6 +117,42 @@ def test_a_rank_that_exits_is_named_with_its_code(world):
     assert_recovers(world, before)
 
 
+def test_a_rank_is_named_with_its_code_also_where_the_machine_is_too_busy_to_say_it_soon(world):
+    """The process that knows how ranks ended gets no processor for a while."""
+    forkserver = local.the_forkserver().pid
+    before = pids(world)
+
+    def leave():
+        if dist.get_rank() == 2:
+            os.kill(forkserver, signal.SIGSTOP)
+            os._exit(3)
+        dist.barrier()
+
+    waking = threading.Timer(3.0, os.kill, (forkserver, signal.SIGCONT))
+    waking.start()
+    try:
+        error = failing(world, mr.RankDied, leave)
+    finally:
+        waking.join()
+    assert (error.rank, error.exit_code) == (2, 3)
+    assert_recovers(world, before)
+
+
+def test_a_rank_that_hangs_up_and_lives_on_is_told_from_one_that_has_ended(world, monkeypatch):
+    def hang_up():
+        if dist.get_rank() == 2:
+            for fd in (fd for fd in range(3, 256) if os.path.exists(f"/dev/fd/{fd}")):
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    os.close(fd)
+            time.sleep(60)
+        dist.barrier()
+
+    monkeypatch.setattr(collect, "_BUSY", 0.5)
+    error = failing(world, mr.RankDied, hang_up)
+    assert (error.rank, error.exit_code) == (2, HUNG_UP)
+    assert "rank 2 died: it closed its connection to the notebook, and its process had not ended" in f"{error}"
+
+
 def test_a_segfault_is_named_with_its_line(world):
     def crash():
         import ctypes
@@ -193,7 +233,7 @@ def test_three_ranks_that_receive_in_a_circle_are_a_cycle(world):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how threads get on")
 def test_a_look_sees_how_the_main_thread_gets_on(world):
     def look():
-        from manyranks.world.processor import processor
+        from manyranks.world.rank.processor import processor
 
         return processor()
 
@@ -270,9 +310,9 @@ def test_ranks_that_compute_while_others_wait_are_no_deadlock(world):
 @pytest.mark.parametrize("where", ["before its call", "after its wait"])
 def test_a_rank_that_a_busy_machine_holds_up_is_no_deadlock(world, where):
     def held():
-        from manyranks.measure import calls, ends
+        from manyranks.measure import calls, completions
 
-        issue, wait = calls.issue, ends.wait
+        issue, wait = calls.issue, completions.wait
 
         def issue_late(*args):
             time.sleep(2.5)
@@ -285,12 +325,12 @@ def test_a_rank_that_a_busy_machine_holds_up_is_no_deadlock(world, where):
 
         try:
             if where == "after its wait":
-                ends.wait = return_late
+                completions.wait = return_late
             elif dist.get_rank() == 0:
                 calls.issue = issue_late
             dist.all_reduce(x := torch.ones(1))
         finally:
-            calls.issue, ends.wait = issue, wait
+            calls.issue, completions.wait = issue, wait
         return int(x)
 
     assert world.run(held) == [3, 3, 3]

@@ -10,14 +10,14 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 import manyranks as mr
-from manyranks.world import local
-from manyranks.world.local import the_forkserver
+from manyranks.world.processes import local
+from manyranks.world.processes.local import the_forkserver
 from tests.conftest import gone, matrix, pids, start_script, wait_until
 
 SCRIPT = """
 import os, sys, time
 import manyranks as mr
-from manyranks.world.local import the_forkserver
+from manyranks.world.processes.local import the_forkserver
 world = mr.World(3, backend="gloo")
 print(*world.run(os.getpid), the_forkserver().pid, flush=True)
 {then}

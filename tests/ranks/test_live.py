@@ -10,10 +10,10 @@ import nbformat
 import pytest
 
 import manyranks as mr
-from manyranks.world import live
-from manyranks.world.confine import Confined
-from manyranks.world.output import Output
-from manyranks.world.shown import MARK, MOST, Shown
+from manyranks.world.fences.confine import Confined
+from manyranks.world.notebook import live
+from manyranks.world.notebook.output import Output
+from manyranks.world.rank.shown import MARK, MOST, Shown
 from tests.notebooks.execute import run
 
 CELLS = {
@@ -173,7 +173,7 @@ def show_rich():
 
 
 def test_outside_a_notebook_it_is_text(world, capsys, monkeypatch):
-    monkeypatch.setattr("manyranks.world.output._FIRST_LOOK", 60.0)  # a busy machine may take a second for the import
+    monkeypatch.setattr("manyranks.world.notebook.output._FIRST_LOOK", 60.0)  # a busy machine may take a second for the import
     world.run(show_rich)
     assert capsys.readouterr().out == "".join(f"── rank {rank} ──\nfirst\nas text\nlast\n" for rank in range(2))
 

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 import manyranks as mr
-from manyranks.world import confine, forkserver, local
+from manyranks.world.fences import confine
+from manyranks.world.processes import forkserver, local
 from tests.conftest import gone, pids, start_script, wait_until
 from tests.ranks.test_lifetime import SCRIPT, pids_in
 
@@ -104,7 +105,8 @@ def test_a_rank_that_is_stuck_in_c_ends_too(macos):
 
 
 def test_killing_the_kernel_ends_every_rank():
-    lines = f"from manyranks.world import local\nlocal._START = local._START.replace('import sys;', \"{DARWIN};\", 1)\n"
+    change = f"local._START = local._START.replace('import sys;', \"{DARWIN};\", 1)"
+    lines = f"from manyranks.world.processes import local\n{change}\n"
     process = start_script(lines + SCRIPT.format(then="time.sleep(60)"))
     with process:
         family = pids_in(process.stdout.readline())

@@ -10,7 +10,7 @@ import torch
 from IPython.testing.globalipapp import get_ipython
 
 import manyranks as mr
-from manyranks.world.measurement import Measurement
+from manyranks.world.counted.measurement import Measurement
 
 
 @pytest.fixture(scope="module")

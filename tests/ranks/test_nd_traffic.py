@@ -15,7 +15,7 @@ from manyranks.theory import Plan, nd
 from manyranks.training.config import GPTConfig
 from manyranks.training.parallelize import mesh_of, schedule
 from manyranks.training.trainer import Trainer
-from manyranks.world.measurement import payload
+from manyranks.world.counted.measurement import payload
 from tests.conftest import matrix, wait_until
 from tests.ranks.composed import GPT, SETTINGS, plan
 

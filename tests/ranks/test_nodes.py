@@ -1,4 +1,4 @@
-"""The commands for several nodes, as CLUSTERS.md, docs/train.sbatch and chapter 10 have them. Both nodes are this machine."""
+"""The commands for several nodes, as CLUSTERS.md, docs/train.sbatch and lab 10 have them. Both nodes are this machine."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from manyranks.training.__main__ import main
-from manyranks.world.local import loopback
+from manyranks.world.processes.local import loopback
 from tests.conftest import ROOT
 
 SMALL = ["--layers", "2", "--hidden", "32", "--seq", "32", "--batch", "4", "--dp", "1", "--tp", "2", "--heads", "4"]
@@ -30,10 +30,10 @@ def of_the_page() -> str:
     return f'srun bash -c {on_each} node "$@"'
 
 
-def of_the_chapter() -> str:
-    """The job that chapter 10 shows."""
-    chapter = json.loads((ROOT / "notebooks" / "10_nd_parallel.ipynb").read_text(encoding="utf-8"))
-    cells = ["".join(cell["source"]) for cell in chapter["cells"]]
+def of_the_lab() -> str:
+    """The job that lab 10 shows."""
+    lab = json.loads((ROOT / "notebooks" / "lab" / "10_nd_parallel.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in lab["cells"]]
     (job,) = [block for cell in cells for block in re.findall(r"```bash\n(.*?)```", cell, re.DOTALL) if "#SBATCH" in block]
     return job.strip() + ' "$@"'
 
@@ -68,7 +68,7 @@ def here(command: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    [of_the_page, *(pytest.param(other, marks=pytest.mark.whole) for other in (of_docs, of_the_chapter))],
+    [of_the_page, *(pytest.param(other, marks=pytest.mark.whole) for other in (of_docs, of_the_lab))],
     ids=lambda command: command.__name__,
 )
 def test_two_nodes_lose_a_rank_start_again_and_learn_what_one_machine_learns(command, nodes, tmp_path, capsys):

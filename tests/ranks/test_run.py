@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import manyranks as mr
-from manyranks.world.local import loopback
+from manyranks.world.processes.local import loopback
 from manyranks.world.world import Each
 
 

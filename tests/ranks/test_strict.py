@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 import manyranks as mr
-from manyranks.world import local
 from manyranks.world.errors import RankFailed, RankHung
+from manyranks.world.processes import local
 from tests.conftest import INSTALL, matrix
 from tests.ranks.composed import alone, assert_equal_to_one_process, trained
 from tests.ranks.test_nd_training import CASES, under

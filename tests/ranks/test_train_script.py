@@ -18,7 +18,7 @@ import torch
 import manyranks as mr
 from manyranks.parallel.mesh import Mesh
 from manyranks.theory import collectives, context, sharding
-from manyranks.world.measurement import Measurement, payload
+from manyranks.world.counted.measurement import Measurement, payload
 from tests.conftest import ROOT, matrix
 
 FOLDER = ROOT / "notebooks" / "train"

@@ -2,7 +2,7 @@
 
 import time
 
-from manyranks.world import rank
+from manyranks.world.rank import process as rank
 
 
 def test_a_clock_that_is_set_shows_the_kernels_time_and_goes_on(monkeypatch):

@@ -5,13 +5,13 @@ from itertools import pairwise
 import pytest
 
 from manyranks.measure.calls import Call, Recorder
-from manyranks.measure.place import Place
+from manyranks.measure.location import Place
 from manyranks.world import collect
-from manyranks.world.collect import Outcome
-from manyranks.world.deadlock import Case, Wait, waits
-from manyranks.world.processor import Processor
-from manyranks.world.rank import Reply
-from manyranks.world.watch import BRIEFLY, DETAILS, Whereabouts
+from manyranks.world.faults.deadlock import Case, Wait, waits
+from manyranks.world.faults.outcome import Outcome
+from manyranks.world.rank.process import Reply
+from manyranks.world.rank.processor import Processor
+from manyranks.world.rank.watch import BRIEFLY, DETAILS, Whereabouts
 
 PLACE = Place("/home/ada/train.py", 9)
 ALL = (0, 1, 2)

@@ -6,11 +6,11 @@ import pytest
 
 from manyranks.measure.calls import RECENT, Call
 from manyranks.measure.divergence import first_divergence
-from manyranks.measure.place import Place
-from manyranks.world.collect import Outcome
-from manyranks.world.diagnose import hang_report, ranks_text, states_of
-from manyranks.world.rank import Failure, Reply
-from manyranks.world.watch import Whereabouts
+from manyranks.measure.location import Place
+from manyranks.world.faults.diagnose import hang_report, ranks_text, states_of
+from manyranks.world.faults.outcome import Outcome
+from manyranks.world.rank.process import Failure, Reply
+from manyranks.world.rank.watch import Whereabouts
 
 ALL_WAIT = "the ranks wait for each other and nothing moves: a deadlock"
 SOME_WAIT = "nothing moves any more: ranks wait for what will not come"

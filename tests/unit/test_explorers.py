@@ -9,7 +9,7 @@ from collections import namedtuple
 import pytest
 
 from manyranks import show
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.show import page, scenario, units
 from manyranks.show.data_parallel import Scaling
 from manyranks.show.said import Said

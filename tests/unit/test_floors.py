@@ -15,8 +15,8 @@ LIB, TESTS = Path(__file__).parents[2] / "lib", Path(__file__).parents[1]
 FLOOR = {
     "lazy": -1,
     "settings": -1,
-    "busy": -1,
-    "renamed": -1,
+    "progress_bar": -1,
+    "older_pytorch": -1,
     "progress": 0,
     "timeline": 0,
     "theory": 1,
@@ -35,22 +35,34 @@ FLOOR = {
 MAY_IMPORT = {
     "lazy": (),
     "settings": (),
-    "busy": (),
-    "renamed": (),
+    "progress_bar": (),
+    "older_pytorch": (),
     "progress": ("settings",),
     "timeline": (),
-    "theory": ("lazy", "busy", "timeline"),
+    "theory": ("lazy", "progress_bar", "timeline"),
     "measure": ("lazy", "timeline"),
-    "world": ("lazy", "busy", "timeline", "theory", "measure"),
+    "world": ("lazy", "progress_bar", "timeline", "theory", "measure"),
     "lesson": ("measure", "world"),
     "calibrate": ("measure", "theory", "world"),
-    "parallel": ("lazy", "renamed", "timeline"),
+    "parallel": ("lazy", "older_pytorch", "timeline"),
     "kernels": ("lazy", "measure"),
     "training": ("lazy", "parallel", "measure", "theory", "world"),
     "given": ("lazy", "timeline", "theory", "measure", "world", "parallel"),
     "show": ("lazy", "settings", "timeline", "theory", "measure", "parallel.pipeline"),
     "small": ("lazy", "timeline", "theory", "measure", "world", "parallel", "kernels", "training"),
-    "grade": ("lazy", "busy", "progress", "timeline", "theory", "measure", "world", "parallel", "kernels", "training", "given"),
+    "grade": (
+        "lazy",
+        "progress_bar",
+        "progress",
+        "timeline",
+        "theory",
+        "measure",
+        "world",
+        "parallel",
+        "kernels",
+        "training",
+        "given",
+    ),
 }
 # What a package may take from outside the standard library, where that is limited.
 OUTSIDE = {"lazy": set(), "timeline": set(), "theory": set(), "measure": {"torch"}, "parallel": {"torch"}}
@@ -66,6 +78,20 @@ ALSO = {  # modules that take more than their package: those of the theory compu
 }
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
 LAZY = ("theory", "measure", "world", "parallel", "training", "given", "show", "small", "grade")
+ROOMS = (
+    "errors",
+    "limits",
+    "cells",
+    "fences",
+    "rank",
+    "processes",
+    "counted",
+    "faults",
+    "notebook",
+    "collect",
+    "world",
+    "magic",
+)
 LONGEST_FILE, LONGEST_MEDIAN = 500, 15
 # Underscored names that are nevertheless public: IPython's, namedtuples', and os._exit.
 PROTOCOLS = {"_repr_html_", "_repr_png_", "_repr_mimebundle_", "_ipython_display_", "_replace", "_asdict", "_fields", "_exit"}
@@ -96,6 +122,16 @@ def test_every_module_belongs_to_a_package_that_has_a_floor():
 def test_module_keeps_to_its_floor(module):
     found = set(forbidden_imports(module, MODULES[module].read_text()))
     assert found <= ALSO.get(module, set())
+
+
+def test_a_room_of_world_takes_from_those_before_it_only():
+    modules = {
+        name.removesuffix(".__init__"): (name, path) for name, path in MODULES.items() if name.startswith("manyranks.world")
+    }
+    places = {name: ROOMS.index(name.split(".")[2]) for name in modules if name != "manyranks.world"}
+    for name, place in places.items():
+        taken = neighbours(modules[name][0], modules[name][1].read_text(), modules) - {"manyranks.world"}
+        assert all(places[other] <= place for other in taken), name
 
 
 def test_no_import_leads_back_to_where_it_began():

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from manyranks.world import handed_in
-from manyranks.world.scratch import contents
+from manyranks.grade import handed_in
+from manyranks.grade.scratch import contents
 
 NAME = "01_collectives"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyranks.world import messages
+from manyranks.world.rank import messages
 
 SECONDS = 20.0  # after which a message that does not arrive fails the test
 MEGABYTE = 2**20
@@ -306,7 +306,7 @@ def test_frames_in_a_reference_cycle_survive_the_collector():
     # A memoryview over a PickleBuffer crashed CPython here, and with it the reader's kernel.
     program = """
 import gc, torch
-from manyranks.world import messages
+from manyranks.world.rank import messages
 def keep():
     frames = messages.pack(torch.ones(1000))
     frames.append(frames)

@@ -9,7 +9,7 @@ from math import hypot
 import pytest
 from matplotlib.axes import Axes
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.show import mfu, units
 from manyranks.show.bars import LONGEST
 from manyranks.show.mfu.explorer import FIVE, Used, Utilisation

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from manyranks.world import patience
+from manyranks.world.processes import patience
 
 PID = 7
 

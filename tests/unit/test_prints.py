@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyranks.measure.prints import difference, same
+from manyranks.measure.fingerprints import difference, same
 
 NONE, NAN = -torch.inf, torch.nan
 

@@ -11,9 +11,9 @@ from contextlib import nullcontext
 
 import pytest
 
-from manyranks.world import scratch
-from manyranks.world.scratch import colored, in_plain_letters, refused
-from manyranks.world.trouble import named, no_column
+from manyranks.grade import scratch
+from manyranks.grade.scratch import colored, in_plain_letters, refused
+from manyranks.grade.trouble import named, no_column
 from tests.fences import SLOW_TO_COLOR
 
 

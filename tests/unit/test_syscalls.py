@@ -5,7 +5,7 @@ import ctypes.util
 
 import pytest
 
-from manyranks.world import syscalls
+from manyranks.world.fences import syscalls
 
 LIBRARY = ctypes.util.find_library("seccomp")
 

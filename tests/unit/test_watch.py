@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from manyranks.measure.calls import Recorder
-from manyranks.world import watch
+from manyranks.world.rank import watch
 
 
 class Thing:

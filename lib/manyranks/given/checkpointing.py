@@ -1,6 +1,6 @@
-"""What the checks of exercise 04_checkpointing run, and note on the way: functions in chains, a step, real layers.
+"""Functions in chains, a step and real layers, for the checks of exercise 04_checkpointing to run, and to note what happens.
 
-Also what the exercise gives: layers as numbers, and what a choice of them holds at most.
+The exercise also gives layers as numbers, and the most that a choice of them holds.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
 
 def core(qkv: Tensor) -> Tensor:
-    """Attention's, [S, 3H] -> [S, H], with two heads and dropout."""
+    """Attention's core, [S, 3H] -> [S, H], with two heads and dropout."""
     q_ASD, k_ATD, v_ATD = (part.view(len(part), 2, -1).transpose(0, 1) for part in qkv.chunk(3, 1))
     scores_AST = torch.softmax(q_ASD @ k_ATD.transpose(1, 2), -1)
     return (nn.functional.dropout(scores_AST, 0.2) @ v_ATD).transpose(0, 1).flatten(1)
@@ -71,7 +71,7 @@ class Function:
 
 
 class Checkpoint:
-    """The one that tasks 2 and 3 hand out."""
+    """The checkpoint that tasks 2 and 3 hand out."""
 
     def __call__(self, function: Callable, x: Tensor) -> Tensor:
         return library.checkpoint(function, x)
@@ -94,7 +94,7 @@ def step(
     unit: int = _SIZE,
     lets_go: bool = True,
 ) -> dict:
-    """Forward, and backward onto gradients that are there: what comes out, what runs and is sent, what is held.
+    """Runs forward, and backward onto gradients that are there. Notes what comes out, what runs and is sent, what is held.
 
     unit: bytes, in which it weighs, so that random states make no difference; lets_go: whether what backward leaves counts.
     """
@@ -158,7 +158,7 @@ class Scene(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """What a rank gets. begins: where its random numbers begin; x: whose rows are columns in memory."""
+    """The inputs of a rank. begins: where its random numbers begin; x: its rows are columns in memory."""
 
     case: Scene
     begins: int
@@ -168,7 +168,7 @@ class Begun(NamedTuple):
 
 
 def begun(case: Scene, seed: int, group: int = 0) -> Begun:
-    """group: the number of the rank's group."""
+    """Draws what a rank gets. group: the number of the rank's group."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed_of(seed, group))
         model = nn.ModuleList(Layer(case.hidden, kind == "F") for kind in case.layers)
@@ -179,7 +179,7 @@ def begun(case: Scene, seed: int, group: int = 0) -> Begun:
 
 
 def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit: int = _SIZE) -> dict:
-    """One step of a chain. group: what the answer gets beside function and x."""
+    """Runs a step of a chain. group: what the answer gets beside function and x."""
     case, begins, model, head, turned = given
     torch.manual_seed(begins)
     scale = torch.full((case.hidden,), 1.25, requires_grad="F" not in case.layers, **EXACT)
@@ -245,7 +245,7 @@ def peak(layers, chosen):
 
 
 class Shape(NamedTuple):
-    """Of a real layer with 32 rows: columns of its input, inside and of its output; how many activations it keeps inside."""
+    """A real layer with 32 rows: columns of its input, inside and of its output; how many activations it keeps inside."""
 
     input: int
     inside: int
@@ -254,7 +254,7 @@ class Shape(NamedTuple):
 
     @property
     def cost(self) -> Cost:
-        """What the learner is told of it."""
+        """Returns what the learner is told of it."""
         kept = self.input + self.inside * self.times
         return Cost(64 * self.inside * (self.input + self.output), 256 * self.input, 256 * kept)
 
@@ -274,7 +274,7 @@ def measured(shapes: tuple[Shape, ...], chosen: list[int]) -> tuple[int, int]:
 
 
 class Chain(NamedTuple):
-    """What choose is asked; shapes: of real layers, none where they are not run."""
+    """A question for choose. shapes: of real layers, none where they are not run."""
 
     note: str
     layers: list[Cost]
@@ -286,7 +286,7 @@ class Chain(NamedTuple):
 
     @property
     def nothing_fits(self) -> bool:
-        """Whether not even the least does."""
+        """Returns whether the budget is too small even with every layer checkpointed."""
         return peak(self.layers, range(len(self.layers))) > self.budget
 
 
@@ -300,7 +300,7 @@ def drawn(random: Random) -> list[Chain]:
 
 
 def _real(note: str, part: float, shapes: tuple[Shape, ...]) -> Chain:
-    """With this part of what all layers save; 0: with the least that fits; −1: with a byte less."""
+    """Sets the budget to this part of what all layers save; 0: the least that fits; −1: a byte less."""
     layers = [shape.cost for shape in shapes]
     least, most = (peak(layers, chosen) for chosen in (range(len(layers)), ()))
     return Chain(note, layers, int(most * part) if part > 0 else least + int(part), shapes)
@@ -328,7 +328,7 @@ _OF_A_CHOICE = ("what need not be chosen", "the FLOPs that run again")
 
 
 def weighed(case: Chain, did: str, chosen: object) -> dict:
-    """What is judged of the layers that a rank has chosen, and of what choose did."""
+    """Returns what is judged of the layers that a rank has chosen, and of what choose did."""
     if case.nothing_fits:
         return {"what choose does": did}
     if chosen is None:
@@ -346,7 +346,7 @@ def weighed(case: Chain, did: str, chosen: object) -> dict:
 
 
 def numbers(chosen, n: int) -> list[int]:
-    """The learner's. Raises Stopped for others."""
+    """Returns the learner's numbers of layers, sorted. Raises Stopped for others."""
     numbers = list(chosen) if hasattr(chosen, "__iter__") else [None]
     if any(isinstance(k, bool) or not isinstance(k, Integral) or not 0 <= k < n for k in numbers):
         raise Stopped(f"choose returned {chosen!r:.60} for {n} layers", _NUMBERS)

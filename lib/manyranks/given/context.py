@@ -1,4 +1,4 @@
-"""What exercise 07's checks hand to a learner's functions: tensors of a rank, attention, and the answers of tasks before."""
+"""Tensors of a rank, attention, and the answers of earlier tasks, for exercise 07's checks to hand to a learner's functions."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _SEQUENCE = "attention takes q_TBaD, k_TBgD and v_TBgD of the whole sequence, an
 
 
 def laid_out(seq: int, n: int) -> list[Tensor]:
-    """By rank: the positions of its tokens."""
+    """Returns the positions of each rank's tokens."""
     chunks = torch.arange(seq).chunk(2 * n)
     return [torch.cat((chunks[n + rank], chunks[n - 1 - rank])) for rank in range(n)]
 
@@ -33,7 +33,7 @@ _ODD = ((10, 0, 3), (6, 0, 2), (9, 0, 3), (20, 0, 4), (5, 0, 1))
 
 
 def layouts(seed: int) -> tuple[dict[int, int], tuple[tuple[int, int, int], ...]]:
-    """Ranks -> tokens of a chunk; and seq, rank and n where seq cannot be cut. Drawn, but for the library's own seed."""
+    """Returns ranks -> tokens of a chunk, and seq, rank, n where seq cannot be cut: drawn, but for the library's own seed."""
     if not seed:
         return _CHUNKS, _ODD
     draw, odd = drawn(seed), []
@@ -44,7 +44,7 @@ def layouts(seed: int) -> tuple[dict[int, int], tuple[tuple[int, int, int], ...]
 
 
 def parts_of(case: str, rank: int, n: int, seed: int) -> list[dict[str, Tensor]]:
-    """Of each number of ranks, the parts of a sequence in no order that sorting finds."""
+    """Draws, for each number of ranks, the parts of a sequence in no order that sorting finds."""
     found = []
     for n, chunk in layouts(seed)[0].items():
         sequence = normal((2 * n * chunk, *_SHAPES[n % 4]), seed, n)
@@ -62,7 +62,7 @@ class Parts(NamedTuple):
         return f"with {self.count} part{'s' * (self.count > 1)}"
 
     def drawn(self, rank: int, n: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """Large: all but the last near 1000, or all near −1000; hidden: one part sees nothing of a row, or two, or all."""
+        """Draws parts. LARGE: all but the last near 1000, or all near −1000; HIDDEN: one, two or all see nothing of a row."""
         pairs = [(normal((5, 2, 3, 4), seed, self, i), normal((5, 2, 3), seed, self, i, "lse")) for i in range(self.count)]
         sign_SBA = normal((5, 2, 3), seed, self, "sign").sign()
         for i, (_, lse_SBA) in enumerate(pairs):
@@ -74,7 +74,7 @@ class Parts(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Of n ranks with two chunks each. strong: what queries are multiplied by; weighs: whether the bytes held are counted.
+    """A case of n ranks, two chunks each. strong: what queries are multiplied by; weighs: whether the bytes held are counted.
 
     transposed: whether keys, values and the result's gradient are not contiguous.
     """
@@ -104,7 +104,7 @@ class Case(NamedTuple):
         return 2 * self.result * self.groups // self.heads
 
     def drawn(self, rank: int, n: int, seed: int) -> "Drawn":
-        """What a rank gets."""
+        """Draws what a rank gets."""
         at, heads = laid_out(2 * self.n * self.chunk, self.n), (self.heads, self.groups, self.groups, self.heads)
         shapes = [(2 * self.chunk, self.batch, a, self.size) for a in heads]
         q, k, v, do = (normal(shape, seed, self, i, rank) for i, shape in enumerate(shapes))
@@ -115,7 +115,7 @@ class Case(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """given: q, k, v and positions, as the learner's function gets them on this rank; do: the gradient of the result."""
+    """A rank's inputs. given: q, k, v and positions, as the learner's function gets them; do: the gradient of the result."""
 
     case: Case
     given: dict[str, Tensor]
@@ -150,7 +150,7 @@ class Helpers:
         return torch.einsum("bast,tbad->sbad", ds_BAST, k_TBAD), dk_TBGD, dv_TBGD
 
     def merge(self, parts) -> tuple[Tensor, Tensor]:
-        """Task 1."""
+        """Answers task 1."""
         listed = isinstance(parts, tuple | list) and parts and all(isinstance(p, tuple | list) and len(p) == 2 for p in parts)
         if not listed or len({getattr(x, "shape", None) for x, _ in parts}) > 1 or not isinstance(parts[0][0], Tensor):
             raise Stopped("merge was given something else than a list of pairs of tensors of one shape", _PAIRS)
@@ -159,7 +159,7 @@ class Helpers:
         return _merged(parts)
 
     def ring(self, q_SBAD, k_SBGD, v_SBGD, positions) -> tuple[Tensor, Tensor]:
-        """Task 3."""
+        """Answers task 3."""
         r, n = dist.get_rank(), dist.get_world_size()
         kv, total = torch.stack((k_SBGD, v_SBGD)), []
         for hop in range(n):
@@ -172,7 +172,7 @@ class Helpers:
         return total[0]
 
     def attention(self, q_TBaD, k_TBgD, v_TBgD) -> Tensor:
-        """Of a whole sequence."""
+        """Computes the attention of a whole sequence."""
         q, k, v = (getattr(x, "shape", ()) for x in (q_TBaD, k_TBgD, v_TBgD))
         if not len(q) == len(k) == 4 or k != v or q[:2] != k[:2] or not k[2] or q[2] % k[2]:
             raise Stopped(f"attention was given {', '.join(str([*shape]) for shape in (q, k, v))}", _SEQUENCE)
@@ -202,11 +202,11 @@ class Helpers:
         return _BLOCK if all(self._watch.under_way()) else "computed after a wait for the next one"
 
     def begin(self) -> None:
-        """From now on, messages count."""
+        """Counts messages from now on."""
         self._first = len(self._watch.events)
 
     def overlap(self, n: int, most: int = 99) -> dict[str, str]:
-        """Of each block but the last, whether it is computed while the next one is on its way."""
+        """Says of each block but the last whether it is computed while the next one is on its way."""
         found, missing = {}, [["not computed by the function that the check hands in"]] * n
         said = [*self._blocks.values()] * bool(self._scores)
         for i, pairs in enumerate([*said, *missing][: min(most, n - 1)], 1):
@@ -215,11 +215,11 @@ class Helpers:
         return found
 
     def work(self) -> dict[str, int | None]:
-        """None where it was not asked."""
+        """Counts the scores of each head; None where none were asked for."""
         return {"scores of each head": self._scores or None}
 
     def memory(self, case: Case) -> dict[str, float]:
-        """What is kept. A block that is still on its way out when the next one is computed does not count."""
+        """Measures what is kept. A block that is still on its way out when the next one is computed does not count."""
         found = {"parts in one call of merge": self._parts}
         found["results, not merged, when a block begins"] = self._unmerged / 2 / case.chunk if self._parts else 0.0
         if case.weighs:

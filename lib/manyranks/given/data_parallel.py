@@ -1,4 +1,4 @@
-"""What the checks of exercise 02_data_parallel train: a small model in float64, and a rank's batches."""
+"""A small model in float64, and a rank's batches, for the checks of exercise 02_data_parallel to train."""
 
 from typing import NamedTuple
 

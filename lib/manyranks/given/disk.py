@@ -53,7 +53,7 @@ class Disk:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Path -> content."""
+        """Returns path -> content."""
         found = {}
         for path, place in self._names.items():
             with self._opens(), io.FileIO(place) as file:
@@ -77,7 +77,7 @@ class Disk:
 
     @property
     def halfway(self) -> dict[str, bytes]:
-        """What files held when the first step was about to be made: a process that is killed there leaves this."""
+        """Returns what files held just before the first step was made: a process that is killed there leaves this."""
         names = next((names for what, _, names in self.steps if not what), {})
         return {path: self._contents[number] for path, (_, number) in names.items()}
 
@@ -116,7 +116,7 @@ class Disk:
         return name if name == FOLDER or name.startswith(FOLDER + "/") else ""
 
     def _place(self, own: str) -> str:
-        """Where it really is, or would be."""
+        """Returns where it really is, or would be."""
         return self._home if own == FOLDER else self._names.get(own) or os.path.join(self._home, f"{os.getpid()}-{next(_new)}")
 
     def _reached(self, own: str, makes: bool, call: Callable[[str], Any]) -> Any:

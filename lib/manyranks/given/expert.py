@@ -1,4 +1,4 @@
-"""What the checks of exercise 08_expert draw: tokens that like some experts more than others."""
+"""Tokens that like some experts more than others, for the checks of exercise 08_expert."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from manyranks.given.numbers import normal
 
 
 class Case(NamedTuple):
-    """What a task is asked; what it does not need is empty.
+    """A case of a task; what it does not need is empty.
 
     tokens: of each rank; dropped: whether some copies are; liked: how much more the first experts are than the last, or all by
     bias; n, limit, factor: arguments; e: ranks of an expert-parallel group; strided: whether rows are not contiguous.

@@ -21,7 +21,7 @@ PATH = f"{FOLDER}/rank-0.bin"
 
 
 class Save(NamedTuple):
-    """first: whether there is no checkpoint yet."""
+    """A case of saving. first: whether there is no checkpoint yet."""
 
     first: bool
 
@@ -139,7 +139,11 @@ HARM = ("missing", "cut", "longer", "flipped")
 
 
 class Checkpoints(NamedTuple):
-    """harms: from the newest checkpoint on, what is wrong with it, "" for nothing; the newest's last file. files: of each."""
+    """A folder of checkpoints.
+
+    harms: from the newest on, what is wrong with each, "" for nothing; in the newest it's the last file
+    files: of each checkpoint
+    """
 
     harms: tuple[str, ...]
     files: int
@@ -184,7 +188,7 @@ def drawn_checkpoints(random: Random) -> list[Checkpoints]:
 
 
 class Odd(NamedTuple):
-    """wrong: what one replica has that the others don't; "" where all agree."""
+    """A case of odd replicas. wrong: what one has that the others don't; "" where all agree."""
 
     wrong: str
     replicas: int = 1
@@ -344,7 +348,7 @@ class Entry(NamedTuple):
 
 
 class Sick(NamedTuple):
-    """Which log."""
+    """A log of a run, by its seed."""
 
     seed: int
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyranks.lazy import Missing
 from manyranks.measure.journal import Stopped
-from manyranks.measure.place import place_of
+from manyranks.measure.location import place_of
 
 WORD, ROWS = 4, 32  # bytes of a word of shared memory; rows of a tile, one per lane of a warp
 
@@ -65,7 +65,7 @@ def sick(i: int, j: int, columns: int) -> int:
 
 
 class Matrix(NamedTuple):
-    """even: whether its rows and columns fill whole sectors and tiles, so that sectors don't depend on where tiles begin."""
+    """A matrix. even: whether rows and columns fill whole sectors and tiles, so that where tiles begin makes no difference."""
 
     rows: int
     columns: int
@@ -76,7 +76,7 @@ class Matrix(NamedTuple):
 
 
 class Product(NamedTuple):
-    """a is M × K, b is N × K. budget: bytes that all programs may ask for; shared: bytes of the two tiles of a tl.dot."""
+    """Matrices a, M × K, and b, N × K. budget: bytes that programs may ask for; shared: bytes of a tl.dot's two tiles."""
 
     m: int
     k: int
@@ -104,7 +104,7 @@ def drawn_products(random: Random) -> list[Product]:
 
 
 class Tokens(NamedTuple):
-    """strong: what hidden vectors are multiplied by: logits of ±100 have no exponential in float32."""
+    """A case of tokens. strong: what hidden vectors are multiplied by: logits of ±100 have no exponential in float32."""
 
     tokens: int
     words: int
@@ -137,7 +137,7 @@ class Heads(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """32 rows of words."""
+    """A tile of 32 rows of words."""
 
     columns: int
 

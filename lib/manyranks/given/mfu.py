@@ -1,4 +1,4 @@
-"""What the functions of exercise 09_mfu are given: sizes and logs, a device on a clock of its own, spans of ranks.
+"""Sizes and logs, a device on a clock of its own, and spans of ranks, for the functions of exercise 09_mfu.
 
 The device and the ranks' steps are on a virtual clock: what is read there is the same each time. No answer is here.
 """
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 class Log(NamedTuple):
-    """What a run's log says. needed: FLOPs per token, forward and backward; recompute: whether the forward pass runs again."""
+    """The log of a run. needed: FLOPs per token, forward and backward; recompute: whether the forward pass runs again."""
 
     needed: float
     tokens_per_second: float
@@ -62,12 +62,12 @@ class Product(NamedTuple):
 
 
 def drawn_products(random: Random) -> list[Product]:
-    """Two of any sizes."""
+    """Draws two products of any sizes."""
     return [Product(*(random.randint(2, 999) for _ in range(3)), random.choice((1, 2, 4))) for _ in range(2)]
 
 
 def drawn_configs(random: Random, make: Callable) -> list:
-    """One in each style. make: GPTConfig."""
+    """Draws a configuration in each style. make: GPTConfig."""
     groups, heads, (ffn, vocab) = random.randint(1, 3), random.randint(1, 3), random.sample(range(20, 60), 2)
     sizes = random.randint(2, 4), 4 * groups * heads, groups * heads, ffn, vocab, random.randint(8, 20)
     styles = {"llama": {"kv_heads": groups}, "gpt2": {}}
@@ -86,7 +86,7 @@ class Job(NamedTuple):
 
 
 def drawn_jobs(random: Random) -> list[Job]:
-    """With and without recomputation."""
+    """Draws a job with recomputation, and one without."""
     found = []
     for again in (True, False):
         sheet = {name: Row(random.randint(9, 999) * 1e9, random.random() < 0.5) for name in ("tf32", "bf16", "fp8")}
@@ -101,7 +101,7 @@ _PLACES = (0, 3, 1, 2)  # of the ranks: neither the first nor the last one of fo
 
 
 class Timing(NamedTuple):
-    """What time_it is given. number: of a case that is drawn."""
+    """The arguments of time_it. number: of a case that is drawn."""
 
     warmup: int
     repeats: int
@@ -168,7 +168,7 @@ class Device:
 
 
 class Trace(NamedTuple):
-    """A rank's. spans: in their order; arrived: when it came to each call; step: from, to; zero: what its clock showed when all
+    """A rank's trace. spans: in order; arrived: when it came to each call; step: from, to; zero: what its clock showed when all
     ranks left a barrier together; flops: that the step needs of it; peak: FLOP/s.
     """
 

@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyranks import theory
 from manyranks.given import numbers
-from manyranks.measure.prints import Fact, size
+from manyranks.measure.fingerprints import Fact, size
 from manyranks.parallel.mesh import AXES, Mesh
 from manyranks.parallel.tensor.cuts import Group
 from manyranks.parallel.tensor.layers import copy_in, reduce_out
 from manyranks.theory.hardware import Link
 from manyranks.theory.plan import Plan
-from manyranks.world.measurement import Measurement, payload
-from manyranks.world.programs import key_of
+from manyranks.world.counted.measurement import Measurement, payload
+from manyranks.world.counted.programs import key_of
 from manyranks.world.world import World
 
 Sizes = dict[str, int]  # axis -> degree, the outermost first
@@ -62,8 +62,9 @@ class Call(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a rank did from one moment to another; the ranks' clocks agree. kind: "compute", or "call": from when this rank
-    came to it until it was over, with the call's number; seconds.
+    """A stretch of a rank's time, in seconds; the ranks' clocks agree.
+
+    kind: "compute", or "call": from when this rank came to it until it was over; call: the number of that call
     """
 
     kind: str
@@ -195,7 +196,7 @@ def _like(one: Sick, *words) -> Sick:
 
 
 def mesh_of(sizes: Sizes) -> Mesh:
-    """In this order."""
+    """Makes the mesh with its axes in this order."""
     return Mesh(**sizes, order=(*sizes, *(axis for axis in AXES if axis not in sizes)))
 
 
@@ -223,7 +224,7 @@ def drawn(seed: int, *shape: int) -> Tensor:
 
 
 def _step(sick: Sick) -> tuple[dict[str, str], list[int], dict[str, Tensor]]:
-    """What each rank runs: one micro-batch, forward and backward; then gradients are averaged, and the weights change.
+    """Runs a step on each rank: one micro-batch, forward and backward; then gradients are averaged, and the weights change.
 
     Returns the axis of each of its groups, by the group's name; the FLOPs before each call; the weights after the step.
     """
@@ -273,7 +274,6 @@ def _averaging(sick: Sick, mesh: Mesh) -> list[tuple[int, ...]]:
 
 
 def _weights(sick: Sick, mesh: Mesh, at: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
-    """Of this rank."""
     work, t, own = sick.work, mesh.tp, at["tp"]
     for layer in range(work.layers + (work.more[at["pp"]] if work.more else 0)):
         seed, width = 100 * at["pp"] + 10 * layer, work.width // t
@@ -283,7 +283,7 @@ def _weights(sick: Sick, mesh: Mesh, at: dict[str, int]) -> Iterator[tuple[str, 
 
 
 def _forward(x: Tensor, weights: dict[str, Tensor], tp: Group, cp: Group, c: int) -> Tensor:
-    """Through the layers of this rank's stage. c: ranks of its cp group."""
+    """Runs the layers of this rank's stage. c: ranks of its cp group."""
     every = iter(weights.values())
     for g, a, b in zip(every, every, every, strict=True):
         scaled = x * g
@@ -310,7 +310,7 @@ def _call(call, rank: int, names: dict[str, str], numbers: dict[tuple, int], siz
 
 
 def _spans(sick: Sick, calls: list[list[Call]], flops: Sequence[list[int]]) -> list[list[Span]]:
-    """What each rank did when: a call begins when the last of its ranks has come to it, and is over for all at once."""
+    """Says what each rank did when: a call begins when the last of its ranks has come to it, and is over for all at once."""
     clocks, spans, came = [0.0] * len(calls), [[] for _ in calls], {}
     left = [list(zip(*both, strict=True)) for both in zip(calls, flops, strict=True)]
     while any(left):
@@ -331,7 +331,7 @@ def _spans(sick: Sick, calls: list[list[Call]], flops: Sequence[list[int]]) -> l
 
 
 def _seconds(sick: Sick, sides: list[Call]) -> float:
-    """Of a call, when all its ranks have come. sides: as each rank has it."""
+    """Returns the seconds of a call, once all its ranks have come. sides: as each rank has it."""
     ranks, sent = sides[0].ranks, max(side.sent for side in sides)
     if len({rank // sick.node for rank in ranks}) == 1:
         return _NEAR.latency + sent / _NEAR.bandwidth
@@ -362,7 +362,7 @@ _JOBS = {  # axis -> degree and GB, and the GPUs of a node
 
 
 def jobs() -> Iterator[tuple]:
-    """What a report calls each job -> the arguments of the call."""
+    """Yields what a report calls each job, and the arguments of the call."""
     return (_job(note, *job) for note, jobs in _JOBS.items() for job in jobs)
 
 
@@ -377,12 +377,12 @@ def _job(note: str, axes: dict[str, tuple[int, float]], node: int) -> tuple[str,
 
 
 def drawn_meshes(random: Random) -> list[Sizes]:
-    """Three meshes."""
+    """Draws three meshes."""
     return [{axis: random.randint(1, 4) for axis in random.sample(["pp", "dp", "cp", "tp"], 3)} for _ in range(3)]
 
 
 def drawn_jobs(random: Random) -> Iterator[tuple[str, tuple]]:
-    """One whose axes compete for a node, and one of which some fit into it."""
+    """Draws a job whose axes compete for a node, and one of which some fit into it."""
     degrees = random.sample((2, 4, 4, 8, 8), 3)  # at most 256 ranks
     axes = {axis: (degree, random.uniform(1, 9)) for axis, degree in zip(("cp", "dp", "tp"), degrees, strict=True)}
     yield _job(COMPETE, axes, random.choice((4, 8)))
@@ -401,7 +401,7 @@ def ranks_asked(sizes: Sizes) -> Iterator[tuple]:
 
 
 def places_asked(sizes: Sizes) -> Iterator[tuple]:
-    """Their axes come in another order each time, and some leave one out."""
+    """Asks for places whose axes come in another order each time; some leave one out."""
     for i in range(12):
         at = [(axis, (37 * i + 11 * j) % degree) for j, (axis, degree) in enumerate(sizes.items())]
         turned = (at[i % len(at) :] + at[: i % len(at)])[:: 1 if i % 2 else -1]
@@ -410,7 +410,7 @@ def places_asked(sizes: Sizes) -> Iterator[tuple]:
 
 
 def axes_asked(sizes: Sizes) -> Iterator[tuple]:
-    """Each axis, each pair of them, in both orders, and all of them; of many ranks one, and one pair."""
+    """Asks for each axis, each pair of them, in both orders, and all of them; of many ranks one, and one pair."""
     pairs = [pair if i % 2 else pair[::-1] for i, pair in enumerate(combinations(sizes, 2))]
     every = [*((axis,) for axis in sizes), *pairs, tuple(sizes)]
     for axes in every if math.prod(sizes.values()) < 100 else [("tp",), ("cp", "dp")]:
@@ -427,7 +427,7 @@ def between_nodes(order: Sequence[str], traffic: dict[str, float], sizes: Sizes,
 
 
 def sent_between(order: Sequence[str], run: Run) -> float:
-    """What ranks of a recorded step would send so, in the mean over ranks."""
+    """Counts the bytes that ranks of a recorded step would send from node to node in this order, in the mean."""
     traffic = dict.fromkeys(run.sizes, 0.0)
     for call in chain(*run.calls):
         traffic[call.axis] += call.sent / len(run.calls)
@@ -454,14 +454,14 @@ def time_of(plan: Plan) -> theory.step.StepTime:
 
 
 def plan_judged(case: str, given: str, results: Mapping[str, Fact]) -> dict:
-    """What is judged of the plan that has come from a rank; nothing else that has come counts."""
+    """Returns what is judged of the plan that has come from a rank; nothing else that has come counts."""
     plan = Plan(**results["plan"])
     problem = _problem(plan)
     return {"problem": problem} if any(problem) else {"problem": problem, "seconds": time_of(plan).seconds, "why": _why(plan)}
 
 
 def _problem(plan: Plan) -> tuple[str, str]:
-    """Why it cannot be, or does not fit, and a hint; empty where it can."""
+    """Says why a plan cannot be or does not fit, and gives a hint; empty where it can."""
     if any(getattr(plan, name) != value for name, value in _JOB.items()):
         its = ", ".join(f"{name}={getattr(plan, name)!r}" for name in _JOB)
         return f"the plan has {its}", "the job is given: " + ", ".join(f"{name}={value!r}" for name, value in _JOB.items())
@@ -484,7 +484,7 @@ def _problem(plan: Plan) -> tuple[str, str]:
 
 
 def _why(plan: Plan) -> str:
-    """What to change first."""
+    """Says what to change first."""
     time, baseline = time_of(plan), time_of(BASELINE)
     parts = sorted(time.parts.items(), key=lambda one: -one[1])
     most = next(name for name, _ in parts if name in _MOST)

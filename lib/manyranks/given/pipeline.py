@@ -1,4 +1,4 @@
-"""What the checks of exercise 05_pipeline measure of a table, and the stage that they hand out, which knows what is alive."""
+"""Measures tables for the checks of exercise 05_pipeline, which also hand out a stage that knows what is alive."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from manyranks.given.numbers import EXACT, seed_of, uneven
-from manyranks.measure.prints import Fact
+from manyranks.measure.fingerprints import Fact
 from manyranks.parallel.pipeline.program import Times, bubble, program
 from manyranks.parallel.pipeline.schedules import Action, Schedule
 from manyranks.parallel.pipeline.verify import peaks, verify
@@ -21,7 +21,7 @@ HIDDEN = 16
 
 
 class Case(NamedTuple):
-    """p ranks, m micro-batches, v stages a rank, most activations of a rank, seconds of F, I and W; 0 where not asked for."""
+    """A case: p ranks, m micro-batches, v stages a rank, most activations of one, seconds of F, I and W; 0 where not asked."""
 
     p: int
     m: int
@@ -35,7 +35,7 @@ class Case(NamedTuple):
 
 
 def facts_of(case: Case, tables: list[list[tuple]]) -> dict:
-    """What is judged of the tables of all ranks, None where they cannot run, and their traits."""
+    """Returns what is judged of the tables of all ranks, None where they cannot run, and their traits."""
     p, v = case.p, case.v or 1
     rows = (tuple(Action(kind, *(stage or [r]), i) for kind, *stage, i in table) for r, table in enumerate(tables))
     schedule, problem = Schedule("the table", case.m, tuple(s % p for s in range(v * p)), tuple(rows)), ""
@@ -54,7 +54,7 @@ def facts_of(case: Case, tables: list[list[tuple]]) -> dict:
 
 
 def _traits(case: Case, tables: list[list[tuple]]) -> dict[str, Fact]:
-    """They tell mistakes from one another."""
+    """Returns traits that tell mistakes from one another."""
     first, last = ("".join(kind for kind, *_ in table) for table in (tables[0], tables[-1]))
     ahead, late = len(first) - len(first.lstrip("F")), last.partition("W")[0].count("I")  # I before the first W
     if case.v:
@@ -65,7 +65,7 @@ def _traits(case: Case, tables: list[list[tuple]]) -> dict[str, Fact]:
 
 
 def _beside_papers(case: Case, waits: float | None) -> dict:
-    """What is said of a rank's waiting, beside that of the papers' schedules that keep to this cap."""
+    """Compares a rank's waiting with that of the papers' schedules that keep to this cap."""
     (p, m, _, cap, times), found = case, {}
     for paper, least, enough in (("1F1B", p, "less"), ("ZB-H1", p, "no more"), ("ZB-H2", 2 * p - 1, "no more")):
         if 1 < p <= m and cap >= least:

@@ -1,4 +1,4 @@
-"""What exercise 00_start_here hands out: three programs that hang on four ranks, and measured times of messages."""
+"""Three programs that hang on four ranks, and measured times of messages, for exercise 00_start_here."""
 
 from collections.abc import Callable
 from random import Random

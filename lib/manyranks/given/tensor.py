@@ -228,7 +228,7 @@ def of_mlp(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeML
 
 
 def cases_of_attention(n: int) -> tuple[Case, ...]:
-    """With enough key/value heads, and with some that ranks share; of 4 ranks, these also in two pairs."""
+    """Returns cases with enough key/value heads, and with some that ranks share; of 4 ranks, these also in two pairs."""
     pairs = {t: "in two pairs, " * (t < n) for t, _, _ in _HEADS[n]}
     return tuple(Case(t, f"{pairs[t]}{q} heads, {kv} of keys and values", heads=(q, kv)) for t, q, kv in _HEADS[n])
 
@@ -258,7 +258,7 @@ def of_loss(case: Case, rank: int, n: int, seed: int) -> tuple[Case, Tensor, Ten
 
 
 def cases_of_block(n: int) -> tuple[Case, ...]:
-    """Without dropout on all ranks, with it, with tensors that are not contiguous; of 4, in two pairs."""
+    """Returns cases without dropout on all ranks, with it, with tensors that are not contiguous; of 4, in two pairs."""
     strided = Case(n, "p = 0, x and the result's gradient not contiguous", strided=True)
     pairs = (Case(2, "in two pairs, p = 0"),) if n == 4 else ()
     return Case(n, "p = 0"), Case(n, f"p = {(p := n / 8)}", drops=p), *pairs, strided
@@ -280,7 +280,7 @@ def _positions(strided: bool, *words) -> Tensor:
 
 
 def module_of(kind: Callable, whole: list[nn.Module], watch: Watch, names: tuple[str, ...], *others) -> tuple:
-    """The learner's, with its parameters of these names, and what to report. whole: one, which nobody has afterwards."""
+    """Returns the learner's module, its parameters of these names, and what to report. whole: nobody has it afterwards."""
     watch.mark("__init__")
     watch.weigh(kind)
     size_of_whole = sum(p.nbytes for p in whole[0].parameters())
@@ -300,7 +300,7 @@ def module_of(kind: Callable, whole: list[nn.Module], watch: Watch, names: tuple
 
 
 def result_of(y, like: Tensor) -> Tensor:
-    """The learner's. Raises Stopped where it has another shape, or backward cannot come to it."""
+    """Returns the learner's result. Raises Stopped where it has another shape, or backward cannot come to it."""
     if not isinstance(y, Tensor):
         raise Stopped(f"what forward returned is {kind_of(y)}", "it returns a tensor")
     if y.shape != like.shape:
@@ -322,7 +322,7 @@ def through(
     others: tuple = (),
     weighs: bool = False,
 ) -> dict:
-    """Forward and backward: what to report of them. others: arguments; weighs: what else has something after forward."""
+    """Runs forward and backward; returns what to report. others: arguments; weighs: what else has something after forward."""
     before = [one.detach().clone() for one in inputs.values()]
     watch.mark("forward")
     y = result_of(module(*inputs.values(), *others), next(iter(inputs.values())))
@@ -335,12 +335,12 @@ def through(
 
 
 def _seeds(t: int) -> tuple[int, ...]:
-    """Small ones, where rules like r · t + seed collide, some far from them, and the first one again."""
+    """Returns seeds: small ones, where rules like r · t + seed collide, some far from them, and the first one again."""
     return 7, 8, *range(max(7 - t, 3), 7), 0, 104, 107, 1007, 10_007, 100_007, 7
 
 
 def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch: Watch, t: int, p: float) -> dict:
-    """For `of_dropout`: masks, gradients, and what they'd be; `plain` has the same weights and drops nothing."""
+    """Returns, for `of_dropout`, masks, gradients, and what they'd be; `plain` has the same weights and drops nothing."""
     seeds, others = _seeds(t), torch.get_rng_state()
     watch.mark("forward")
     result = result_of(module(x, seeds[0]), x)
@@ -360,7 +360,7 @@ def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch
 
 
 def of_dropout(case, given, found: dict) -> dict:
-    """In the process that judges: what a block's dropout makes of its result, and of gradients."""
+    """Says, in the process that judges, what a block's dropout makes of its result, and of gradients."""
     if "dropout" not in found:
         return found
     (masks, got, must), p = found["dropout"], case.drops

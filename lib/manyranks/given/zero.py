@@ -1,4 +1,4 @@
-"""What the checks of exercise 03_zero train, and what the exercise gives: a model of seven layers, a driver, and units."""
+"""A model of seven layers, a driver and units, which exercise 03_zero gives or its checks train."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +20,11 @@ _HIDDEN, _VOCAB, _LENGTH = 47, 49, 3  # no parameter's size is a multiple of 2, 
 
 
 class Layer(nn.Module):
-    """h + tanh(…). shift: made before the weight, whose gradient comes after its own, and used by some examples; twice: the
-    weight is used once more, with a bias."""
+    """A layer: h + tanh(…).
+
+    shift: made before the weight, whose gradient comes after its own, and used by some examples
+    twice: the weight is used once more, with a bias
+    """
 
     def __init__(self, shift: bool = False, twice: bool = False):
         super().__init__()
@@ -49,7 +52,7 @@ class Head(nn.Linear):
 
 
 class Batch(NamedTuple):
-    """A rank's. uses_shift: whether layer 1 adds `shift`."""
+    """A rank's batch. uses_shift: whether layer 1 adds `shift`."""
 
     tokens: Tensor
     uses_shift: bool
@@ -62,7 +65,7 @@ class Batch(NamedTuple):
 
 
 class Training(NamedTuple):
-    """batches: of each step, those of its backward passes; finishes: whether finish() is called after each."""
+    """A training. batches: of each step, those of its backward passes; finishes: whether finish() is called after each."""
 
     optimizer: str
     settings: dict
@@ -87,26 +90,26 @@ def trained(rank: int, seed: int, batches: int) -> tuple[nn.ModuleList, list[Bat
 
 
 def pieces(whole: Tensor, n: int = 0) -> list[Tensor]:
-    """Of each rank, padding included. n: ranks, those of the world for 0."""
+    """Cuts a tensor into each rank's piece, padding included. n: ranks, those of the world for 0."""
     flat, n = whole.detach().flatten(), n or dist.get_world_size()
     return [piece.clone() for piece in torch.cat([flat, flat.new_zeros(-flat.numel() % n)]).chunk(n)]
 
 
 def padded(parameter: Tensor) -> int:
-    """Bytes."""
+    """Counts a parameter's bytes, padding included."""
     n = dist.get_world_size()
     return -(-parameter.numel() // n) * n * parameter.element_size()
 
 
 def _is_shard(result, *given) -> bool:
-    """Whether it is this rank's piece, where that was asked for."""
+    """Returns whether it is this rank's piece, where that was asked for."""
     if len(given) != 1:
         return True
     return _alike(result, given[0]) and torch.equal(result, pieces(given[0])[dist.get_rank()])
 
 
 def _is_whole(result, *given) -> bool:
-    """Whether what is given is its piece, as far as this rank knows, where that was asked for."""
+    """Returns whether what is given is its piece, as far as this rank knows, where that was asked for."""
     if len(given) != 2 or not isinstance(given[1], tuple | list):
         return True
     piece, shape = given[0], torch.Size(given[1])
@@ -189,7 +192,7 @@ TURN = "gradients leave in the reverse order of `params`, on all ranks: one that
 
 
 def leaving(events: list[Event], model: nn.Module) -> tuple[str, str]:
-    """Where a gradient first leaves too early, too late or in another's place, and a hint; empty where none does."""
+    """Finds where a gradient first leaves too early, too late or in another's place, and a hint; empty where none does."""
     turns = [(name, padded(p)) for name, p in model.named_parameters() if p.requires_grad][::-1]
     place, backward, there, left = "", 0, set(), len(turns)
     for kind, what, count in events:
@@ -251,7 +254,7 @@ def unchanged(layers: nn.ModuleList, before: Before) -> None:
 
 
 def shards_of(units: list, layers: nn.ModuleList) -> list[nn.Parameter]:
-    """Of all units. Raises Stopped where a layer's are not one Parameter a parameter, as `shard` gives it."""
+    """Returns all units' shards. Raises Stopped where a layer's are not one Parameter a parameter, as `shard` gives it."""
     found = []
     for k, (unit, layer) in enumerate(zip(units, layers, strict=True)):
         shards, parameters = list(getattr(unit, "shards", ())), list(layer.parameters())
@@ -269,7 +272,7 @@ def shards_of(units: list, layers: nn.ModuleList) -> list[nn.Parameter]:
 
 
 def misplaced(events: list[Event]) -> list[str]:
-    """What gathers and reduces in the wrong method, and whether start() waits."""
+    """Lists what gathers and reduces in the wrong method, and whether start() waits."""
     place, found = "", set()
     for kind, what, _ in events:
         place = what if kind == "mark" else place
@@ -284,7 +287,7 @@ _OLD = "there from before"
 
 
 def scheduled(events: list[Event], n: int) -> dict:
-    """What is there when a layer computes; how many units at once, at least where there is a next one, and at most."""
+    """Says what is there when a layer computes; how many units at once, at least where there is a next one, and at most."""
     found, there, step, most, fewest = {}, {}, 1, 0, n
     marks = (event.what.partition(" ") for event in events if event.kind == "mark")
     for what, k in ((what, int(number)) for what, _, number in marks if number.isdigit()):
@@ -384,7 +387,7 @@ class Marked(Sharded):
 
 
 class Unit:
-    """One layer's, which marks what a schedule does with it. While it is not whole, its parameters are NaN."""
+    """A layer's unit, which marks what a schedule does with it. While it is not whole, its parameters are NaN."""
 
     def __init__(self, k: int, layer: nn.Module, watch: Watch):
         self._k, self._parameters, self._mark = k, list(layer.parameters()), watch.mark

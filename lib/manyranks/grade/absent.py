@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from manyranks.grade.alone import without_a_group
 from manyranks.world import cells
-from manyranks.world.alone import without_a_group
 
 _ran: set[tuple] = set()  # on a rank: the cells that have run among its variables
 
@@ -29,7 +29,10 @@ class Source:
 
 
 class Known(NamedTuple):
-    """kind: "class", "function", "missing", or the name of another type; methods: the names of a class; error: of its cells."""
+    """The judge's knowledge of the learner's object.
+
+    kind: "class", "function", "missing", or the name of another type; methods: the names of a class; error: of its cells
+    """
 
     kind: str
     methods: tuple[str, ...] = ()
@@ -37,7 +40,7 @@ class Known(NamedTuple):
 
 
 class _Kind(type):
-    """Of a class that stands for the learner's: as messages pack it, it becomes theirs."""
+    """The type of a class that stands for the learner's: as messages pack it, it becomes theirs."""
 
     def __travels__(self):
         return load, (self.__source__, self.__name__)
@@ -55,7 +58,7 @@ class _Function:
 
 
 def stand_in(source: Source, name: str, known: Known) -> Any:
-    """What a check takes in the place of the learner's object."""
+    """Makes what a check takes in the place of the learner's object."""
     if known.kind == "class":
         named = (name for name in known.methods if name == "__init__" or not name.startswith("__"))
         return _Kind(name, (), {**dict.fromkeys(named), "__source__": source})
@@ -63,7 +66,7 @@ def stand_in(source: Source, name: str, known: Known) -> Any:
 
 
 def load(source: Source, name: str) -> Any:
-    """On a rank: the learner's object. The cells run once, as in a notebook: one that raises does not stop the next.
+    """Returns, on a rank, the learner's object. The cells run once, as in a notebook: one that raises does not stop the next.
 
     Raises NameError where no cell defines it.
     """
@@ -78,7 +81,7 @@ def load(source: Source, name: str) -> Any:
 
 
 def known(source: Source, name: str) -> Known:
-    """On a rank: what the judge is told of the learner's object."""
+    """Returns, on a rank, what the judge is told of the learner's object."""
     try:
         found = load(source, name)
     except NameError as error:
@@ -89,7 +92,7 @@ def known(source: Source, name: str) -> Known:
 
 
 def _display(*objects, **_) -> None:
-    """What Jupyter's function does, where there are only words."""
+    """Prints what Jupyter's function would show, where there are only words."""
     print(*objects, sep="\n")
 
 

@@ -20,8 +20,8 @@ from manyranks import grade
 from manyranks.grade import check, trial
 from manyranks.grade.check import Mistake, Record, Task
 from manyranks.grade.trial import Seen, Trial
-from manyranks.measure.prints import Print, fact
-from manyranks.world.trouble import ending
+from manyranks.grade.trouble import ending
+from manyranks.measure.fingerprints import Print, fact
 
 RIGHT, ALSO, MISTAKE = "right", "also right", "mistake"
 
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
         return self.code.__name__
 
     def worlds(self, task: Task) -> tuple[int, ...]:
-        """One world is enough for a mistake: three ranks, so that nothing works by halves."""
+        """Picks the worlds that tell a mistake. One of three ranks is enough, for there nothing works by halves."""
         return self.on or tuple(n for n in task.worlds if n == 3) or task.worlds[-1:]
 
 
@@ -94,7 +94,7 @@ def _kept(make: Callable) -> Callable:
 
 
 def answers(file: Path) -> list[Answer]:
-    """Those of solutions/<exercise>/mistakes.py, in order. They travel to the ranks as a notebook's functions do."""
+    """Returns the answers of solutions/<exercise>/mistakes.py, in order. They travel to ranks as a notebook's functions do."""
     names: dict[str, Any] = {"__name__": "__main__", "__file__": str(file)}
     exec(compile(file.read_text(), str(file), "exec"), names)
     own = [vars(code).get("__answers__", []) for code in names.values() if hasattr(code, "__dict__")]
@@ -102,7 +102,7 @@ def answers(file: Path) -> list[Answer]:
 
 
 def given(task: Task, code) -> Any:
-    """As a check takes it: a class that is called like a function is made first."""
+    """Returns the answer as a check takes it: a class that is called like a function is made first."""
     return code() if isinstance(code, type) and not task.a_class else code
 
 
@@ -120,7 +120,7 @@ def tried(task: Task, answer: Answer) -> tuple[Task, list[Trial]]:
 
 
 def record_of(task: Task, ran: list[tuple[Answer, list[Trial]]]) -> Record:
-    """What comes of the runs of what is right and of each mistake. Raises ValueError where none is right or runs."""
+    """Makes a record of the runs of what is right and of each mistake. Raises ValueError where none is right or runs."""
     one, done = next(((answer, done) for answer, done in ran if answer.kind == RIGHT), (None, []))
     if one is None:
         raise ValueError(f"mistakes.py has no @right answer to {task.name}")
@@ -133,7 +133,7 @@ def record_of(task: Task, ran: list[tuple[Answer, list[Trial]]]) -> Record:
 
 
 def mistake_of(task: Task, answer: Answer, done: list[Trial], record: Record) -> Mistake:
-    """What the mistake changes."""
+    """Works out what the mistake changes."""
     differs = {}
     for one in done:
         pairs = zip(one.seen, record.right[one.key], strict=True) if one.seen else ()
@@ -152,11 +152,11 @@ class Solved:
         self._ran: dict[Answer, list[Trial]] = {}
 
     def right(self, task: Task) -> Record:
-        """What is right, without the mistakes."""
+        """Returns the record of what is right, without the mistakes."""
         return record_of(task, self._runs(task, RIGHT))
 
     def whole(self, task: Task) -> Record:
-        """With the mistakes, which are run when somebody first asks for them."""
+        """Returns the record with the mistakes, which are run when somebody first asks for them."""
         return record_of(task, self._runs(task, RIGHT, MISTAKE))
 
     def _runs(self, task: Task, *kinds: str) -> list[tuple[Answer, list[Trial]]]:

@@ -29,18 +29,21 @@ from nbformat import NotebookNode
 from manyranks import grade
 from manyranks.grade import answers, trial
 from manyranks.grade import check as checking
+from manyranks.grade import scratch as scratches
 from manyranks.grade.absent import Known, known, stand_in
 from manyranks.grade.answers import Solved, dumped
 from manyranks.grade.check import NOT_JUDGED, Line, Record, Report, Task, loaded
 from manyranks.grade.submission import Check, checks
-from manyranks.world import cells, confine, limits, local, messages, sandbox
-from manyranks.world import scratch as scratches
-from manyranks.world.confine import Confined
+from manyranks.grade.trouble import late
+from manyranks.world import cells, limits
 from manyranks.world.errors import NotStarted, RankHung, WorldError
-from manyranks.world.patience import computed
-from manyranks.world.plain import NotPlain, pack, unpack
-from manyranks.world.rank import die_with_the_parent
-from manyranks.world.trouble import late
+from manyranks.world.fences import confine, sandbox
+from manyranks.world.fences.confine import Confined
+from manyranks.world.processes import local
+from manyranks.world.processes.patience import computed
+from manyranks.world.rank import messages
+from manyranks.world.rank.plain import NotPlain, pack, unpack
+from manyranks.world.rank.process import die_with_the_parent
 from manyranks.world.world import World
 
 _READING, _JUDGING = 30.0, 60.0  # seconds of a processor: to read a notebook; to judge what its ranks send
@@ -55,7 +58,7 @@ SOLUTIONS = Path("solutions")  # beside exercises/, where a course has them
 
 
 class Judged(msgspec.Struct, tag=True):
-    """One check: nbgrader's name of its cell, the cell's place and points, the report, and the seconds that it took.
+    """A judged check: nbgrader's name of its cell, the cell's place and points, the report, and the seconds that it took.
 
     missed: why nobody could judge it, which is not the answer's fault; the report says it, too.
     """
@@ -69,7 +72,7 @@ class Judged(msgspec.Struct, tag=True):
 
     @property
     def points(self) -> float:
-        """Of those that the cell is worth, the share that the report gives."""
+        """Returns the share that the report gives of the points that the cell is worth."""
         return round(self.report.points / self.report.out_of * self.worth, 2) if self.report.out_of else 0.0
 
 
@@ -78,7 +81,7 @@ class _Read(msgspec.Struct, tag=True):
 
 
 class _Asks(msgspec.Struct, tag=True, frozen=True):
-    """For the record of what is right, or with all mistakes."""
+    """A request for the record of what is right, or of that and all mistakes."""
 
     exercise: str
     task: str
@@ -86,7 +89,7 @@ class _Asks(msgspec.Struct, tag=True, frozen=True):
 
 
 class _Over(msgspec.Struct, tag=True):
-    """Nothing follows. why: the submission could not be read; machine: or this machine could not judge what is left of it."""
+    """The end of a submission. why: it could not be read; machine: or this machine could not judge what is left of it."""
 
     why: str = ""
     machine: bool = False
@@ -97,7 +100,7 @@ class Ended(Exception):
 
 
 class NotJudged(Exception):
-    """What is left of a submission, or a check, was not judged, and that is not its fault. Its text says why."""
+    """The rest of a submission, or a check, was not judged, and that is not its fault. Its text says why."""
 
 
 _NOT_STARTED, _IT_ENDED = "this machine could not start its ranks", "it ended the process that judged it"
@@ -160,7 +163,7 @@ class Judge:
         return self.all([read])[0]
 
     def all(self, reads: Iterable[Callable[[], NotebookNode]]) -> list[Iterator[Judged]]:
-        """As judged, for several, some of which are judged at once: whoever waits for one, lets others go on."""
+        """Judges several, as `judged` does, some of them at once: whoever waits for one lets others go on."""
         reads, waiting = list(reads), defaultdict(deque)
         told = self._told(reads)
 
@@ -179,7 +182,7 @@ class Judge:
         return [of(number) for number in range(len(reads))]
 
     def _told(self, reads: list[Callable[[], NotebookNode]]) -> Iterator[tuple[int, Judged | _Over | Exception]]:
-        """Number of a submission, and what is told of it; of each, last comes _Over, or what it raises."""
+        """Yields the number of a submission and what is told of it; of each, last comes _Over, or what it raises."""
         coming, cases = enumerate(reads), list[_Case]()
         try:
             while True:
@@ -263,7 +266,7 @@ class Judge:
         _idle[False].append(case.server)
 
     def _heard(self, case: _Case) -> Judged | _Over | None:
-        """What has come of it, if anything has. Raises Ended and NotJudged."""
+        """Returns what has come of it, if anything has. Raises Ended and NotJudged."""
         if not local.readable(case.other.fileno()):
             if time.monotonic() > case.until:
                 if computed(case.server.pid, children=True) - case.before > _SUBMISSION:
@@ -294,7 +297,7 @@ class Judge:
             each.until += time.monotonic() - began
 
     def _record(self, asked: _Asks) -> bytes:
-        """By what the solution does with numbers that nobody has seen; empty where there is no solution."""
+        """Records what the solution does with numbers that nobody has seen; empty where there is no solution."""
         if asked in self._records:
             return self._records[asked]
         if asked.exercise not in self._solved:
@@ -313,7 +316,7 @@ class Judge:
 
 
 def _wait(connections: list[socket.socket]) -> None:
-    """Until something has come, or for a moment: what has to come may be late."""
+    """Waits until something has come, or for a moment: what has to come may be late."""
     poll = select.poll()
     for one in connections:
         poll.register(one, select.POLLIN)
@@ -321,13 +324,13 @@ def _wait(connections: list[socket.socket]) -> None:
 
 
 def fences() -> list[str]:
-    """What limits learners' code here."""
+    """Lists what limits learners' code here."""
     outer = ["network", "sandbox"] if sandbox.works() else []
     return list(dict.fromkeys([*confine.fences().split(", "), *outer]))
 
 
 def lacks(solutions: Path = SOLUTIONS) -> str:
-    """Why learners' code should not be judged here; empty where it can be. solutions: folder of the right answers."""
+    """Says why learners' code should not be judged here; empty where it can be. solutions: folder of the right answers."""
     missing = [fence for fence in confine.IMPORTANT if fence not in fences()]
     if missing:
         return f"this system does not fence {' and '.join(missing)}"
@@ -337,7 +340,7 @@ def lacks(solutions: Path = SOLUTIONS) -> str:
 
 
 def _how(pid: int) -> Ended | NotJudged:
-    """How the process ended. It has limits, so that only force from outside is not the doing of what it has read."""
+    """Says how the process ended. It has limits, so that only force from outside is not the doing of what it has read."""
     for _ in range(20):
         if (ended := os.waitpid(pid, os.WNOHANG))[0]:
             break
@@ -384,12 +387,12 @@ def _look_at_the_disk(folder: str, server: local.Forkserver) -> None:
 
 
 def _may_compute(seconds: float) -> None:
-    """From its start on, by its own processor time, which no other program takes."""
+    """Limits this process from its start on, by its own processor time, which no other program takes."""
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 class _Court:
-    """above: the process that knows what is right; seed: of numbers that nobody has seen."""
+    """The judging process. above: the one that knows what is right; seed: of numbers that nobody has seen."""
 
     def __init__(self, above: socket.socket, seed: int):
         self._above, self._seed = above, seed
@@ -458,7 +461,7 @@ def _no_points(check: Check, what: str, found: str = "", hint: str = "", ok: boo
 
 
 def _task(check: Check) -> object:
-    """What the check's text names in `grade`."""
+    """Finds what the check's text names in `grade`."""
     found: object = grade
     for part in check.call:
         found = getattr(found, part, None)
@@ -466,7 +469,7 @@ def _task(check: Check) -> object:
 
 
 def _asked(check: Check) -> tuple[Known, bool]:
-    """What a rank says of the learner's object, once the cells have run, and whether they took too long."""
+    """Asks a rank about the learner's object, once the cells have run; notes whether they took too long."""
     try:
         with World(1, backend="gloo", timeout=trial.CELLS, confined=trial.confined) as world:
             world.patience = trial.PATIENCE

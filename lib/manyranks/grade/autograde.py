@@ -31,8 +31,8 @@ from traitlets.log import get_logger
 
 from manyranks.grade import apart, submission
 from manyranks.grade.check import NOT_JUDGED
-from manyranks.world.scratch import TEXT, as_it_is, in_plain_letters, refused, upright, within_limits
-from manyranks.world.trouble import printable
+from manyranks.grade.scratch import TEXT, as_it_is, in_plain_letters, refused, upright, within_limits
+from manyranks.grade.trouble import printable
 
 _MOST, _CELLS, _CODE = 200, 1000, 200_000  # cells with a name of nbgrader's; all cells, and letters, of a notebook
 _PLAIN = re.compile(r"\w[\w.@'-]*( [\w.@'-]+)*/\w[\w.@'-]*( [\w.@'-]+)*")  # student and exercise
@@ -98,27 +98,27 @@ class JudgeApart(ExecuteWhatRuns):
 
 @cache
 def _judge(fewer_fences: bool) -> apart.Judge:
-    """One a process: it keeps what is right for the next submission."""
+    """Starts the judge, one a process: it keeps what is right for the next submission."""
     return apart.Judge(fewer_fences).__enter__()
 
 
 def _not_judged(why: str) -> NotebookNode:
-    """What a check shows that nobody could judge."""
+    """Makes what a check shows that nobody could judge."""
     return new_output("display_data", data={"text/plain": f"{NOT_JUDGED}: {why}"}, metadata={_MISSED: True})
 
 
 def _no_result(why: str) -> NotebookNode:
-    """What a test cell shows that has no points."""
+    """Makes what a test cell shows that has no points."""
     return new_output("error", ename="NoResult", evalue=f"no points: {why}", traceback=[f"NoResult: no points: {why}"])
 
 
 def is_not_judged(cell: NotebookNode) -> bool:
-    """Whether its check was not judged: then it has neither points nor none."""
+    """Returns whether the cell's check was not judged: then it has neither points nor none."""
     return submission.is_check(cell) and any(_MISSED in output.get("metadata", {}) for output in cell.outputs)
 
 
 def outputs(judged: apart.Judged) -> list[NotebookNode]:
-    """What the cell shows: the report, whose text is the points, as nbgrader reads them."""
+    """Makes what the cell shows: the report, whose text is the points, as nbgrader reads them."""
     if judged.missed:
         return [_not_judged(judged.missed)]
     html = upright(
@@ -152,7 +152,7 @@ class Tidied(NbGraderPreprocessor):
 
 
 def in_a_process_of_its_own(convert):
-    """What nbgrader does with a notebook before it's judged, and with the page for feedback. Raises as within_limits does."""
+    """Runs in a process what nbgrader does before it judges a notebook, and for feedback. Raises as within_limits does."""
 
     @wraps(convert)
     def limited(self, filename: str) -> None:
@@ -166,7 +166,7 @@ def in_a_process_of_its_own(convert):
 
 
 def regular_files_only(start):
-    """Before nbgrader opens any of a submission: raises ValueError where it has links, devices, pipes or far too much.
+    """Looks at a submission before nbgrader opens it: raises ValueError where it has links, devices, pipes or far too much.
 
     start: Autograde.init_destination, which reads the time of a submission.
     """
@@ -189,7 +189,7 @@ def regular_files_only(start):
 
 
 def _cut_off(folder: Path) -> bool:
-    """Whether a check of these notebooks has no result yet, perhaps for nbgrader was ended: then they are judged anew."""
+    """Returns whether a check here has no result yet, perhaps because nbgrader was ended: then all are judged anew."""
     cells = (cell for path in folder.glob("*.ipynb") for cell in nbformat.read(path, 4).cells if _is_test(cell))
     return any(not cell.outputs or is_not_judged(cell) for cell in cells)
 
@@ -260,7 +260,7 @@ class RemovedChecksLast(OverwriteCells):
         return cell, resources
 
     def _kinds(self, where: tuple[str, str, str]) -> dict:
-        """What the exercise says that a cell is: graded, an answer, a task."""
+        """Returns what the exercise says that a cell is: graded, an answer, a task."""
         finds = {"solution": "find_solution_cell", "grade": "find_grade_cell", "task": "find_task_cell"}
         kinds: dict = dict.fromkeys(finds, False)
         for kind, find in finds.items():
@@ -316,7 +316,7 @@ class Legible(NbGraderPreprocessor):
 
 
 def rounded(number: float, digits: int = 0) -> float | str:
-    """As feedback shows points: what is no number was not judged."""
+    """Rounds points for feedback: what is no number was not judged."""
     return NOT_JUDGED if number != number else round(number, digits)
 
 
@@ -335,14 +335,14 @@ class Export(CsvExportPlugin):
 
 
 def _is_open(notebook: SubmittedNotebook) -> bool:
-    """Whether one of its tests has no points, and is none that a teacher grades by hand."""
+    """Returns whether one of its tests has no points, and is none that a teacher grades by hand."""
     by_hand = {cell.name for cell in notebook.notebook.solution_cells}
     tests = (grade for grade in notebook.grades if grade.cell.name not in by_hand and grade.cell_type == "code")
     return any(grade.auto_score is None and grade.manual_score is None for grade in tests)
 
 
 def has_points(cell: NotebookNode) -> bool:
-    """Whether the executed test cell shows exactly one result, a number from 0 to the cell's points."""
+    """Returns whether the executed test cell shows exactly one result, a number from 0 to the cell's points."""
     with suppress(KeyError, TypeError, ValueError):
         [result] = [output for output in cell.outputs if output.output_type in ("execute_result", "error")]
         return 0 <= float(result["data"]["text/plain"]) <= float(cell.metadata.nbgrader.points)

@@ -18,9 +18,9 @@ from manyranks.grade import trial
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Advice, Ready, advised
 from manyranks.grade.trial import Again, Event, Make, Run, Seen, Sent, Then, Trial, ran_again, trials
+from manyranks.grade.trouble import SAME_CHUNK, Trouble, ending
+from manyranks.measure.fingerprints import Fact, Print, fact, listed, same
 from manyranks.measure.journal import COPY, Stopped
-from manyranks.measure.prints import Fact, Print, fact, listed, same
-from manyranks.world.trouble import SAME_CHUNK, Trouble, ending
 
 FOLDER = Path(__file__).parent / "data"
 _WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatever else holds
@@ -28,9 +28,9 @@ _ONLY_TWO = "on 2 ranks there is one other rank, the next one and the previous o
 
 
 class Mistake(NamedTuple):
-    """name: of the answer; hint: what to tell who makes it; changed: case -> by rank, for each judge what it sees instead.
+    """A mistake. name: of the answer; hint: what to tell who makes it; troubles: case -> how its run ends.
 
-    troubles: case -> how its run ends.
+    changed: case -> by rank, for each judge what it sees instead
     """
 
     name: str
@@ -41,7 +41,7 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """Of one task. right: case -> what each rank does; mistakes: in the order in which they are tried."""
+    """The record of a task. right: case -> what each rank does; mistakes: in the order in which they are tried."""
 
     right: dict[str, list[Seen]]
     mistakes: tuple[Mistake, ...] = ()
@@ -49,7 +49,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was checked. ok: None where it could not be judged; found: what was measured; hint: what to look at."""
+    """A thing that was checked. ok: None where it could not be judged; found: what was measured; hint: what to look at."""
 
     ok: bool | None
     what: str
@@ -62,7 +62,7 @@ _COLORS = {"✓": "#009E73", "✗": "#D55E00"}  # read on white and in the dark 
 
 
 class _Points(float):
-    """What nbgrader reads as a number, and a page shows as nothing: the report has said it."""
+    """A number that nbgrader reads and a page doesn't show: the report has said it."""
 
     def _repr_html_(self) -> str:
         return ""
@@ -82,7 +82,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether everything that was checked holds."""
+        """Returns whether everything that was checked holds."""
         return all(line.ok for line in self.lines)
 
     def show(self) -> float:
@@ -115,7 +115,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Task:
-    """One task of an exercise. Called with the learner's function or class, it returns a Report.
+    """A task of an exercise. Called with the learner's function or class, it returns a Report.
 
     exercise: as the notebook has it
     call: how the check calls the answer; its name comes first, or last where that is a method: "Wrapped(module).close()"
@@ -154,12 +154,12 @@ class Task:
 
     @property
     def name(self) -> str:
-        """As the notebook has it."""
+        """Returns the answer's name, as the notebook has it."""
         return (re.search(r"\.(\w+)\(\)$", self.call) or re.match(r"(\w+)", self.call))[1]
 
     @property
     def a_class(self) -> bool:
-        """Whether the answer is a class, and not called like a function."""
+        """Returns whether the answer is a class, and not called like a function."""
         return self.call[0].isupper()
 
     def __call__(self, answer) -> Report:
@@ -167,7 +167,7 @@ class Task:
         return replace(check(self, answer, shipped(self.exercise)[self.name]), exercise=self.exercise)
 
     def cases_on(self, n: int) -> Sequence[Any]:
-        """Those of a world of n ranks."""
+        """Returns the cases of a world of n ranks."""
         cases = self.cases(n) if callable(self.cases) else self.cases
         return [*self.more(Random(trial.seed)), *cases] if self.more and trial.seed else cases
 
@@ -211,7 +211,7 @@ def check(task: Task, answer, record: Record) -> Report:
 
 
 def report(task: Task, answer, tried: list[Trial], record: Record) -> Report:
-    """What is said of the trials of an answer."""
+    """Reports on the trials of an answer."""
     if refusal := _unwritten(answer, tried[-1]) or _other_calls(task, tried):
         return _refused(task, refusal)
     done = [Judged(trial, _verdicts(task, trial, record, tried)) for trial in tried]
@@ -240,7 +240,7 @@ def _refused(task: Task, why: Finding) -> Report:
 
 
 def _unwritten(answer, trial: Trial) -> Finding | None:
-    """Where this answer, or a function that it calls, is not written yet."""
+    """Finds whether this answer, or a function that it calls, is not written yet."""
     if not trial.trouble or not (name := trial.trouble.unwritten):
         return None
     if name == getattr(answer, "__name__", "") or name in getattr(answer, "__dict__", {}):
@@ -249,7 +249,7 @@ def _unwritten(answer, trial: Trial) -> Finding | None:
 
 
 def _other_calls(task: Task, tried: list[Trial]) -> Finding | None:
-    """Where an operation was called that gives no points at all; a call that raised is in the notes alone."""
+    """Finds an operation that was called and gives no points at all; a call that raised is in the notes alone."""
     for one in tried if task.ready.only else ():
         for rank in range(one.n):
             noted = [entry.op for entry in one.notes.get(rank, [])]
@@ -308,7 +308,7 @@ def _why_not(task: Task, answer, trial: Trial, record: Record) -> str:
 
 
 def _on_arguments(task: Task, answer, found: Trouble) -> str:
-    """Where torch or the check called something of the learner's, with other arguments than it takes: no line is theirs."""
+    """Says how torch or the check called something of the learner's that takes other arguments: no line is theirs."""
     called = re.search(r"TypeError: (\S+\.)?(\S+)\(\) (takes|missing|got an unexpected) ", found.problem)
     if found.hint or not (called or "takes no arguments" in found.problem):
         return ""
@@ -365,13 +365,13 @@ def _known(task: Task, i: int, trial: Trial, ended: list[Trial], record: Record)
 
 
 def _denied(one: Mistake, seen: dict[str, list[dict[str, Any]]], right: dict[str, list[dict[str, Any]]]) -> bool:
-    """Whether something that the mistake changes is as it must be."""
+    """Returns whether something that the mistake changes is as it must be."""
     ranks = [(key, r, facts) for key, changed in one.changed.items() if key in seen for r, facts in enumerate(changed)]
     return any(same(seen[key][r].get(name), right[key][r].get(name)) for key, r, facts in ranks for name in facts)
 
 
 def looks(task: Task, seen: Seen) -> dict[str, Any]:
-    """All that the judges see of a rank: "2 calls" is what the third one sees."""
+    """Returns all that the judges see of a rank: "2 calls" is what the third one sees."""
     found = {}
     for i, judge in enumerate(task.judge):
         with suppress(Stopped):  # of what is missing
@@ -380,18 +380,18 @@ def looks(task: Task, seen: Seen) -> dict[str, Any]:
 
 
 def changed(got: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
-    """What is not as it must be; None for what is missing."""
+    """Returns what is not as it must be; None for what is missing."""
     return {name: got.get(name) for name in {**right, **got} if name not in right or not same(got.get(name), right[name])}
 
 
 def _changes(one: Mistake, case: str, prefix: str) -> bool:
-    """Whether it changes something in the case of this number, on however many ranks. prefix: of the names that count."""
+    """Returns whether it changes something in this case, on however many ranks. prefix: of the names that count."""
     here = [ranks for key, ranks in one.changed.items() if key.partition("/")[2] == case]
     return any(name.startswith(prefix) for ranks in here for facts in ranks for name in facts)
 
 
 def _fits(one: Mistake, seen: dict[str, list[dict[str, Any]]], prefix: str) -> bool:
-    """Whether all that the mistake changes is seen so. prefix: of the names that count."""
+    """Returns whether all that the mistake changes is seen so. prefix: of the names that count."""
     there = False
     for key, ranks in one.changed.items():
         facts = [{name: value for name, value in rank.items() if name.startswith(prefix)} for rank in ranks]
@@ -419,7 +419,7 @@ def _once(lines: list[Line]) -> tuple[Line, ...]:
 
 
 def _share(task: Task, done: list[Judged]) -> float:
-    """Of the points; where cases count in part, those that ended well as if they were all, times their part of all."""
+    """Returns the share of points; where cases count in part, that of those that ended well, times their part of all."""
     if not task.part:
         return _share_of(task, done)
     ended, every = [one for one in done if one.verdicts], sum(len(task.cases_on(n)) for n in task.worlds)
@@ -467,7 +467,7 @@ def _item(line: Line) -> str:
 
 @cache
 def shipped(exercise: str) -> dict[str, Record]:
-    """Task -> what the library has of it. They serve learning: who looks for it can find an answer that fits them."""
+    """Returns task -> its record here. They serve learning: who looks for it can find an answer that fits them."""
     file = FOLDER / f"{exercise}.json"
     if not file.exists():
         raise ValueError(f"{file} is missing: `python -m tests.grading.records {exercise}` writes it")

@@ -47,7 +47,7 @@ _holds = if_done(lambda seen: seen.results[_FORWARD] != "nothing", partial(at_mo
 
 
 def _trains(share: float, what: str, other_x: str = _OTHER_X) -> Judge:
-    """The values. Where no mistake explains them: a hint by what else was seen. other_x: on an x that was not kept."""
+    """Judges the values. Where no mistake explains them: a hint by what else was seen. other_x: on an x that was not kept."""
     judge = values(share, what, "^the (gradient|result|random)|^x|^whether", alone=True)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
@@ -68,7 +68,7 @@ def _trains(share: float, what: str, other_x: str = _OTHER_X) -> Judge:
 
 
 def _after(one: Judge, other: Judge) -> Judge:
-    """The second, judged where the first is content."""
+    """Makes the second judge one that judges only where the first is content."""
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         ready = one.verdict(trial, right).ok
@@ -127,7 +127,7 @@ def _chain(given: tuple[int, int, Tensor], answer: Callable, watch: Watch) -> di
 
 
 def _segments(again: list[int], n: int) -> dict:
-    """What backward has run again of n layers: segments, if it is that."""
+    """Says in which segments backward has run n layers again, if it was in segments."""
     ends = [k for k in range(1, len(again)) if again[k] != again[k - 1] + 1]
     runs = [again[first:end] for first, end in pairwise([0, *ends, len(again)])][::-1]
     if [k for run in runs for k in run] != list(range(len(again))):
@@ -261,7 +261,7 @@ choose = _Task(
 
 
 def _shared(given: model.Begun, answer: Callable, watch: Watch) -> dict:
-    """4 ranks are two pairs, which have different x."""
+    """Runs a step with a group: 4 ranks are two pairs, which have different x."""
     n = dist.get_world_size()
     group = [dist.new_group([0, 1]), dist.new_group([2, 3])][dist.get_rank() // 2] if n == 4 else None
     return model.train(given, answer, watch, (group,), 8 * -(-given.x.numel() // dist.get_world_size(group)))

@@ -23,19 +23,23 @@ from nbformat import NotebookNode
 
 from manyranks.grade import apart
 from manyranks.grade.check import NOT_JUDGED, Report
+from manyranks.grade.handed_in import Submission, submissions
+from manyranks.grade.scratch import contents
 from manyranks.grade.submission import called, checks, grade_id, is_check
-from manyranks.world import confine
-from manyranks.world.handed_in import Submission, submissions
-from manyranks.world.scratch import contents
-from manyranks.world.trouble import FORMULA, named, no_column, printable
+from manyranks.grade.trouble import FORMULA, named, no_column, printable
+from manyranks.world.fences import confine
 
 _LONG, _WIDE = 100, 40  # letters of what failed, and of a name
 _EVERY = 1.0  # seconds between two times that the table is written
 
 
 class Row(NamedTuple):
-    """One task of one submission. points: None where it was not judged; failed: "" where nothing did; version: of the notebook,
-    its SHA-256, or "" where it is to be judged anew."""
+    """A task of a submission.
+
+    points: None where it was not judged
+    failed: "" where nothing did
+    version: of the notebook, its SHA-256, or "" where it is to be judged anew
+    """
 
     student: str
     exercise: str
@@ -97,7 +101,7 @@ def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
 
 
 def _notebook(one: Submission, folder: Path, releases: dict[str, NotebookNode]) -> NotebookNode:
-    """What the process that judges it judges."""
+    """Returns the notebook that is judged. Raises ValueError where the file has changed."""
     refused, version, text = contents(folder, one.path)
     if refused or version != one.version:
         raise ValueError(f"the notebook has changed since the command began{refused and ': '}{refused}")
@@ -106,7 +110,7 @@ def _notebook(one: Submission, folder: Path, releases: dict[str, NotebookNode]) 
 
 
 def _rows(one: Submission, releases: dict[str, NotebookNode], found_of_it: Iterable[apart.Judged]) -> Iterator[Row]:
-    """Whatever ends it becomes its row, with the points that are lost by it, or were not given."""
+    """Yields a submission's rows. Whatever ends it becomes a row, with the points that are lost by it, or were not given."""
     release, judged = releases.get(one.exercise), set()
     if one.refused:
         yield _none(one, release if one.costs else None, f"not read: {one.refused}")
@@ -123,7 +127,7 @@ def _rows(one: Submission, releases: dict[str, NotebookNode], found_of_it: Itera
 
 
 def _none(one: Submission, release: NotebookNode | None, why: str, but: Collection[str] = ()) -> Row:
-    """No points for all checks of the release, but for these; the sum shows what they are worth."""
+    """Gives no points for all checks of the release, but for these; the sum shows what they are worth."""
     lost = sum(check.points for check in checks(release) if check.grade_id not in but) if release else 0.0
     return _row(one, "–", 0.0, lost, 0.0, why[:_LONG])
 
@@ -197,7 +201,7 @@ def read(file: Path) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> str | None:
-    """The command. It ends with status 2 where there is nothing to check, or no fences to check it behind.
+    """Runs the command. It ends with status 2 where there is nothing to check, or no fences to check it behind.
 
     Returns what to say where this machine could not judge all submissions: then it ends with status 1.
     """

@@ -17,9 +17,9 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, facts, messages, values
 from manyranks.grade.learner import Ready, plain
 from manyranks.grade.trial import Make, Sent, Trial
-from manyranks.measure.prints import same, size
+from manyranks.grade.trouble import SAME_CHUNK
+from manyranks.measure.fingerprints import same, size
 from manyranks.measure.watch import Watch
-from manyranks.world.trouble import SAME_CHUNK
 
 _EXERCISE = "01_collectives"
 _READY = Ready(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv", only=("send", "recv"))
@@ -36,14 +36,14 @@ _CUTS = "cut with torch.tensor_split: torch.chunk and torch.split make other siz
 
 
 class Call(NamedTuple):
-    """One call on every rank: so many elements, whole numbers of this dtype, so that sums are exact in any order."""
+    """A call on every rank: so many elements, whole numbers of this dtype, so that sums are exact in any order."""
 
     elements: int
     dtype: str
     root: int = 0  # modulo N
 
     def of(self, rank: int, n: int, seed: int) -> Tensor:
-        """A rank's; those of two ranks or places are never alike by chance alone."""
+        """Draws a rank's tensor; those of two ranks or places are never alike by chance alone."""
         return whole(1000, (self.elements,), seed, n, self, rank, least=1).to(getattr(torch, self.dtype))
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ def _called(given: tuple, function: Callable, watch: Watch) -> dict:
 
 
 def _right_values(dtype_of: str) -> Judge:
-    """Chunk by chunk; where no known mistake explains them, the chunks that are wrong may. dtype_of: the argument with it."""
+    """Judges chunk by chunk; where no known mistake explains them, wrong chunks may. dtype_of: the argument with it."""
     parts = values(0.5, "returns the right values", "the result")
 
     def verdict(trial: Trial, right: Right) -> Verdict:
@@ -80,7 +80,7 @@ def _right_values(dtype_of: str) -> Judge:
 
 
 def _missing(trial: Trial, right: Right) -> str:
-    """Which chunks of the result are wrong, where they alone tell the mistake."""
+    """Says which chunks of the result are wrong, where they alone tell the mistake."""
     if any(seen.results["the result"] != "a tensor" for seen in trial.seen):
         return "return the result: a tensor"
     wrong = []
@@ -136,7 +136,7 @@ def _elements(call: Sent) -> int:
 
 
 def _bytes(whole: bool, chunks: Chunks) -> Judge:
-    """Each rank sends as many bytes as it must. whole: whether a message has the whole tensor."""
+    """Judges that each rank sends as many bytes as it must. whole: whether a message has the whole tensor."""
 
     def sent(seen) -> list[int]:
         return [call.bytes for call in seen.calls if call.op == "send"]

@@ -13,8 +13,8 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import at_most, by_phase, calls, facts, sent, values
 from manyranks.grade.learner import Ready, error_of
 from manyranks.grade.trial import Sent
+from manyranks.measure.fingerprints import form_of, size
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import form_of, size
 from manyranks.measure.watch import Watch, gradient
 
 _CHANGED = "what was changed of what is given"
@@ -180,7 +180,7 @@ def _grouped(n: int) -> tuple[Case, ...]:
 
 
 def _and_long(n: int) -> tuple[Case, ...]:
-    """On four ranks, also one whose blocks can be told from what is small."""
+    """Returns the grouped cases and, on four ranks, one whose blocks can be told from what is small."""
     return _grouped(n) + ((Case(4, 4, 1, 2, 2, 32, weighs=True),) if n == 4 else ())
 
 

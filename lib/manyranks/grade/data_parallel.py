@@ -28,7 +28,7 @@ _LEFT_OUT = "is something left out where a gradient is None? It counts as zeros,
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Zeros where there is none."""
+    """Returns the gradients, zeros where there is none."""
     return gradients(learning(model))
 
 
@@ -68,7 +68,7 @@ def _average(given: tuple[Toy, Batch], function: Callable, watch: Watch) -> dict
 
 
 def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """From the last parameter on; a bucket ends with the parameter that brings it to its number of bytes."""
+    """Fills buckets from the last parameter on; a bucket ends with the parameter that brings it to its number of bytes."""
     made: list[list[nn.Parameter]] = [[]]
     for p in reversed([p for p in parameters if p.requires_grad]):
         made[-1].append(p)
@@ -156,7 +156,7 @@ _LIMITS = ((_FIRST, _CAP), (384, 384 + 48 * 48 * 8), (10**6, 10**6), (1, 1), (_F
 
 
 def _limits(case: str, rank: int, n: int, seed: int) -> tuple[nn.Module, list[tuple[int, int]]]:
-    """For the judge parameters of sizes that are drawn, and limits that buckets have exactly: no table has their results."""
+    """Draws parameters of any sizes for the judge, and limits that buckets meet exactly: no table has their results."""
     if not seed:
         return Toy(0), [*_LIMITS]
     random, limits = drawn(seed), []
@@ -276,7 +276,7 @@ def _order(seen: Seen) -> dict:
 
 
 def _leaves_in_time(trial: Trial, right: Right) -> Verdict:
-    """Each bucket leaves as soon as it is full and those before it have left; nobody waits while backward runs."""
+    """Judges that each bucket leaves as soon as it is full and those before it have left; nobody waits while backward runs."""
     for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
         got, must = ([*_order(one)["order"], "nothing more"] for one in (seen, should))
         if got != must:

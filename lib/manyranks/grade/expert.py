@@ -18,8 +18,8 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, calls, facts, silent, values
 from manyranks.grade.learner import NOTHING_GIVEN, Ready, items, plain, refuse_class, whole
 from manyranks.grade.trial import Sent
+from manyranks.measure.fingerprints import same
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import same
 from manyranks.measure.watch import Compared, Watch, gradients
 from manyranks.parallel.expert import dispatch as ready
 
@@ -42,7 +42,7 @@ _ADVICE = (
 
 
 def _called(function: Callable, given: dict, more: tuple, form: str, names: tuple[str, ...], graph: bool = False) -> dict:
-    """What the function makes of what is given, and the gradients that come back from its first float64 result.
+    """Calls the function; returns what it makes of what is given, and gradients that come back from its first float64 result.
 
     Floating tensors that are given are leaves. names: of results; form: what they are; graph: whether that one must have one.
     """
@@ -73,14 +73,14 @@ def _script(names: str, form: str, results: tuple[str, ...]) -> Callable:
 
 
 def _after(given: dict, before: dict) -> dict:
-    """Whether what was given is as it was before, and its gradients, zeros where there are none."""
+    """Returns whether what was given is as it was before, and its gradients, zeros where there are none."""
     changed = [f"{name} was changed in place" for name, one in given.items() if not same(one, before[name])]
     leaves = {name: one for name, one in given.items() if isinstance(one, Tensor) and one.requires_grad}
     return {"what is given": (changed or ["as it was"])[0], **gradients(leaves)}
 
 
 def _handed(hint: str) -> Callable:
-    """exchange as task 3 has it. Ranks compare their numbers first, so that none waits for rows that never come."""
+    """Makes exchange, as task 3 has it. Ranks compare their numbers first, so that none waits for rows that never come."""
     form, compare = "exchange(rows, sent, received): lists of how many rows go to each rank, and come: .tolist()", Compared()
 
     def exchange(rows, sent, received) -> Tensor:
@@ -108,7 +108,7 @@ _OF_PAIR = "experts_KT", "gates_KT"
 
 
 def _routed(case: Case, rank: int, n: int, seed: int) -> tuple:
-    """What route is called with."""
+    """Draws what route is called with."""
     logits_TE, bias_E = normal((*case.tokens, case.E), seed, case), 0.4 * normal((case.E,), seed, case, "bias") + case.liked
     return logits_TE, bias_E, case.K, case.n, case.limit
 
@@ -148,7 +148,7 @@ drop = _task(
 
 
 def _rows(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, list[int], list[int]]:
-    """What leaves a rank, and how many rows go and come."""
+    """Draws what leaves a rank, and how many rows go and come."""
     *_, goes, comes = case.mine(rank, seed)
     rows_HS = normal((case.H, sum(goes)), seed, "rows", rank)
     return rows_HS.T if case.strided else rows_HS.T.contiguous(), goes, comes
@@ -194,7 +194,7 @@ _FORM = "it returns (rows_RH, counts_L, Way(…)), also without tokens; counts, 
 
 
 def _tokens(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, int]:
-    """What dispatch is called with."""
+    """Draws what dispatch is called with."""
     return normal((case.tokens[rank], case.H), seed, "x", rank), case.mine(rank, seed)[0], case.E
 
 
@@ -206,7 +206,7 @@ def _dispatch(given: tuple[Tensor, Tensor, int], function: Callable, watch: Watc
 
 
 def _flat(found: Any) -> Any:
-    """rows_RH, counts_L, and what the way has."""
+    """Lists rows_RH, counts_L, and what the way has."""
     fits = isinstance(found, tuple | list) and len(found) == 3
     return [*found[:2], *(getattr(found[2], name, None) for name in _WAY)] if fits else found
 
@@ -261,7 +261,7 @@ combine = _task(
 
 
 def _loads(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, float]:
-    """What balance is called with."""
+    """Draws what balance is called with."""
     probabilities_TE = normal((case.tokens[rank], case.E), seed, "probabilities", rank).softmax(1)
     speed = 0.25 / case.K * (1 + seed_of(seed) % 7)
     return probabilities_TE, case.mine(rank, seed)[0], 0.5 * normal((case.E,), seed, "bias"), speed
@@ -312,7 +312,7 @@ def _average(given: tuple[int, dict[str, Tensor | None]], function: Callable, wa
 
 
 def _sums(among: list[Sent]) -> list[str]:
-    """In any order. Where all ranks are replicas, both may be one call."""
+    """Sorts the sums: they may come in any order. Where all ranks are replicas, both may be one call."""
     if len(among) == 2 and len({(call.op, call.ranks) for call in among}) == 1:
         among = [among[0]._replace(bytes=among[0].bytes + among[1].bytes)]
     return sorted(f"{call.op} of {call.bytes:,} bytes of {call.dtype} among {len(call.ranks)} ranks" for call in among)

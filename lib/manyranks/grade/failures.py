@@ -48,7 +48,7 @@ def _saved(given: tuple, function: Callable, watch: Watch) -> dict:
 
 
 def _after_cuts(steps: list, contents: list[bytes], path: str = PATH) -> list[list[bytes | None]]:
-    """What the file can hold if the power fails after each step, the least first; None: there is no file.
+    """Lists what the file can hold if the power fails after each step, the least first; None: there is no file.
 
     Data is safe after fsync of its file, and a name after fsync of the folder. Names that aren't safe yet come to the disk in
     order, but any number of them; data that isn't safe comes in full, in part, or not at all.
@@ -69,7 +69,7 @@ def _after_cuts(steps: list, contents: list[bytes], path: str = PATH) -> list[li
 
 
 def _in_words(content: bytes | None, known: dict[bytes | None, str]) -> str:
-    """What a file holds. known: contents that have a name."""
+    """Says what a file holds. known: contents that have a name."""
     if content in known or not content:
         return known.get(content, "no file at all" if content is None else "an empty file")
     full = max(len(one or b"") for one in known)
@@ -77,7 +77,7 @@ def _in_words(content: bytes | None, known: dict[bytes | None, str]) -> str:
 
 
 def _cut(case: Save, given: tuple, found: Mapping[str, Any]) -> dict:
-    """What is judged of what a rank has recorded."""
+    """Returns what is judged of what a rank has recorded."""
     contents, records = [text.encode("latin-1") for text in found["contents"]], found["steps"]
     old, (new, another, newer) = given[0].get(PATH), map(b"".join, given[1:])
     known, left = {old: "no file yet" if case.first else "the old one", new: "the new one"}, _after_cuts(records[0], contents)
@@ -229,7 +229,7 @@ def _newest(given: tuple[dict, dict[str, bytes]], function: Callable, watch: Wat
 
 
 def _per_checkpoint(case: Checkpoints, given: tuple, found: Mapping[str, Any]) -> dict:
-    """Of those that have to be read, in part."""
+    """Divides the bytes read by the number of checkpoints that have to be read, in part."""
     tried = min((*case.harms, "").index("") + 1, len(case.harms))
     return {**found, "bytes that it has read": found["bytes that it has read"] // tried}
 

@@ -1,4 +1,4 @@
-"""What an answer is judged by: each judge looks at one side of a run, and says whether that is as it should be.
+"""The judges of an answer: each looks at one side of a run, and says whether that is as it should be.
 
 A judge gets a trial and what the ranks of the right answer did in it. `look` gives the facts that it is about, by name: where
 they differ from what is right, they tell one mistake from another.
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from manyranks.grade.learner import FAILED
 from manyranks.grade.trial import Event, Seen, Sent, Trial
-from manyranks.measure.prints import Fact, difference, fact, listed, only_rounded, same, size
+from manyranks.grade.trouble import place
+from manyranks.measure.fingerprints import Fact, difference, fact, listed, only_rounded, same, size
 from manyranks.measure.watch import OVERWROTE
-from manyranks.world.trouble import place
 
 WAIT = "isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it"
 NOTHING = "nothing was sent: no rank can know what the others have"
@@ -33,8 +33,8 @@ Look = Callable[[Seen], dict[str, Fact]]
 
 
 class Verdict(NamedTuple):
-    """ok; what was found, and a hint, where it is not, or there is more to say. ok: None where it could not be judged, which
-    gives no points.
+    """A judge's verdict: what was found and a hint, where it is not ok or there is more to say. ok: None where it could not be
+    judged, which gives no points.
 
     firm: whether the hint stands, whatever known mistake fits; where: in which part of the case, in place of its name.
     """
@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
 
 
 class Judge(NamedTuple):
-    """One thing that a task's trials are judged by. share: of the points; what: the report's line.
+    """A judge of one thing in a task's trials. share: of the points; what: the report's line.
 
     Made as such where what to say has to be worked out from what the learner did; else by one of the functions below.
 
@@ -108,7 +108,7 @@ def facts(
     each_world: bool = False,
     needs: int = 0,
 ) -> Judge:
-    """Results beside the values are those of the right answer. tolerance: relative, of numbers; needs: see Judge."""
+    """Judges that results beside the values are the right answer's. tolerance: relative, of numbers; needs: see Judge."""
     look = results(names)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
@@ -143,7 +143,7 @@ def _unequal(trial: Trial, right: Right, look: Look, hint: str, tolerance: float
 
 
 def _as_rounded(got: Fact, right: Fact) -> str:
-    """What to say where only the dtype is another one, or was on the way; "" for other differences."""
+    """Returns a hint where only the dtype is another one, or was on the way; "" for other differences."""
     if not only_rounded(got, right):
         return ""
     forms = [getattr(fact(one), "form", "float64") for one in (got, right)]
@@ -151,7 +151,7 @@ def _as_rounded(got: Fact, right: Fact) -> str:
 
 
 def failure(seen: Seen, name: str = "") -> Verdict | None:
-    """What to say of a result whose call failed, where the script had others; of any of them without a name."""
+    """Returns the verdict on a result whose call failed, where the script had others; on any of them without a name."""
     for key, what, hint, frames in map(json.loads, (mark.removeprefix(FAILED) for mark in seen.marks(FAILED))):
         if name.startswith(key) or not name:
             where = place([tuple(frame) for frame in frames])
@@ -164,7 +164,7 @@ def _who(trial: Trial, rank: int) -> str:
 
 
 def _by_communication(trial: Trial) -> Verdict:
-    """Right values did not become so by chance."""
+    """Makes sure that right values did not become so by chance."""
     for rank, seen in enumerate(trial.seen):
         noted = [(event.what, event.bytes) for event in seen.events if event.kind == "call"]
         if noted != [(call.op, call.bytes) for call in seen.calls]:  # the world counts them, too
@@ -214,7 +214,7 @@ def at_most(
 
 
 def as_bytes(count: float) -> str:
-    """What `unit` is for bytes."""
+    """Writes a number of bytes, as a `unit` does."""
     return size(round(count))
 
 
@@ -288,7 +288,7 @@ def _whom(call: Sent, groups: bool) -> str:
 
 
 def calls_in_words(got: list[tuple], must: list[tuple]) -> str:
-    """Both, in short: by operation where the numbers of calls differ, else the first that is not right."""
+    """Says both in short: by operation where the numbers of calls differ, else the first that is not right."""
     counts = Counter(call[0] for call in got), Counter(call[0] for call in must)
     if counts[0] != counts[1]:
         there, here = (listed([f"{number} × {op}" for op, number in sorted(count.items())] or ["nothing"]) for count in counts)
@@ -301,7 +301,7 @@ def calls_in_words(got: list[tuple], must: list[tuple]) -> str:
 
 
 def _why_calls(trial: Trial, got: list[tuple], must: list[tuple], instead: dict[str, str]) -> str:
-    """What the calls alone tell."""
+    """Says what the calls alone tell."""
     right = {call[0] for call in must}
     if found := next((instead[op] for op, *_ in got if op not in right and op in instead), ""):
         return found
@@ -339,7 +339,7 @@ def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | No
 
 
 def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> Judge:
-    """The ranks send to the same ranks as the right answer, in its order."""
+    """Judges that the ranks send to the same ranks as the right answer, in its order."""
 
     def peers(seen: Seen) -> list[int | None]:
         found = [call.peer for call in seen.calls if call.op == "send" and call.bytes]
@@ -388,7 +388,7 @@ def _times(ranks: list) -> str:
 
 
 def in_words(event: Event) -> str:
-    """ "gradient first.weight", "call all_reduce 1024", "wait", "mark F 0"."""
+    """Writes an event in words: "gradient first.weight", "call all_reduce 1024", "wait", "mark F 0"."""
     return f"{event.kind} {event.what}".strip() + (f" {event.bytes}" if event.kind == "call" else "")
 
 
@@ -406,7 +406,7 @@ def around(steps: list[str], at: int, before: int = 2, after: int = 4) -> str:
 
 
 def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, hint: str = "") -> Judge:
-    """No rank holds more than the right answer, each time that the script weighs. room: bytes that it may have more.
+    """Judges that no rank holds more than the right answer, each time that the script weighs. room: bytes that may be more.
 
     peak: the same of the most that is alive inside the script's `peak`; None where it does not count.
     """
@@ -433,7 +433,7 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
 
 
 def silent(share: float, what: str, hint: str = "this takes no communication: each rank has all that it needs") -> Judge:
-    """Nothing is sent. For answers that need no messages and do ask for their rank; others have worlds=(1,) instead."""
+    """Judges that nothing is sent. For answers that ask for their rank but need no messages; others have worlds=(1,)."""
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         for rank, seen in enumerate(trial.seen):
@@ -491,7 +491,7 @@ def by_phase(judges: dict[str, Judge]) -> Judge:
 
 
 def both(one: Judge, other: Judge) -> Judge:
-    """The first one's line, for what both look at."""
+    """Joins two judges: the first one's line, for what both look at."""
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         found = one.verdict(trial, right)

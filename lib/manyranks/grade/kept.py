@@ -23,7 +23,10 @@ _LOOK = 50  # milliseconds after which the thread sees that a run is over
 
 
 class Kept(NamedTuple):
-    """given: what a rank gets; functions: that it may call, NaN where they answer no more; by: what answers, for who judges."""
+    """Functions that stay with who judges.
+
+    given: what a rank gets; functions: that it may call, NaN where they answer no more; by: what answers, for who judges
+    """
 
     given: Any
     functions: tuple[Callable[[], float], ...]

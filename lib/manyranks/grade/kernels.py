@@ -68,7 +68,7 @@ def _launched(given: tuple, function: Callable, watch: Watch) -> dict:
 
 
 def _again(names: tuple[str, ...], facts: Callable[[Any, Counted], dict], case: Any, given: tuple, told: dict) -> dict:
-    """On a rank that runs nothing but these kernels. names: of the results; facts: what is judged of what kernels moved."""
+    """Launches kernels again, on a rank that runs nothing else. names: of results; facts: judged of what kernels moved."""
     from manyranks.measure.relaunch import relaunch
 
     inputs = [one for one in given if isinstance(one, Tensor)]
@@ -105,7 +105,7 @@ def _kernel_task(call: str, points: float, names: tuple[str, ...], facts: Callab
 
 
 def _moves(share: float, what: str, names: str, hint: str = "") -> Judge:
-    """No more bytes or sectors than the right answer asks for."""
+    """Judges that kernels ask for no more bytes or sectors than the right answer does."""
     return at_most(share, what, names, hint, says="{got} {name}; {right} are enough", unit="{:,}".format)._replace(needs=1)
 
 

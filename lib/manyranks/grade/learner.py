@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from manyranks.grade import trouble
 from manyranks.measure.audit import audited
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.place import machinery
+from manyranks.measure.location import machinery
 from manyranks.measure.watch import Watch
-from manyranks.world import trouble
 
 FAILED = "failed: "  # a mark of a call that failed where others did not
 
@@ -41,14 +41,17 @@ _LEAVE = "leave the check as it is"
 # What watches the answer, and is called in the middle of it.
 _WATCHES = (
     *("manyranks.grade.learner", "manyranks.grade.absent._display", "manyranks.lazy"),  # an import is no call
-    *(f"manyranks.measure.{name}" for name in ("audit", "calls", "ends", "journal", "memory", "operators", "place", "watch")),
+    *(
+        f"manyranks.measure.{name}"
+        for name in ("audit", "calls", "completions", "journal", "location", "memory", "operators", "watch")
+    ),
     "manyranks.world",
 )
 YOURSELF = "write it yourself: the text above says all that it needs"
 
 
 class Ready(NamedTuple):
-    """What an answer may call.
+    """The ready-made things that an answer may call.
 
     given: what the task hands out of this library's modules, classes and functions
     hint: what to do instead of another call
@@ -129,7 +132,7 @@ def refused(ready: Ready) -> Iterator[Callable[[str], str]]:
 
 
 def watched(word: str) -> str:
-    """What a watcher notes of the ready call of this name."""
+    """Returns what a watcher notes of the ready call of this name."""
     return f"{_LIBRARY}.{word}.ready is not allowed"
 
 
@@ -150,7 +153,7 @@ def refuse_itself(answer, ready: Ready) -> None:
 
 
 def made(kind, ready: Ready, call: str, methods: Iterable[str], *args, **kwargs):
-    """What the learner's class makes of the arguments. Raises Stopped where it was ready, or lacks a method."""
+    """Makes an object of the learner's class. Raises Stopped where it was ready, or lacks a method."""
     refuse_class(kind if isinstance(kind, type) else type(kind), ready)
     answer = kind(*args, **kwargs)
     refuse_class(type(answer), ready)
@@ -197,19 +200,19 @@ def _is_ready(name: str, ready: Ready) -> bool:
 
 
 def _within(name: str, names: tuple[str, ...]) -> bool:
-    """Whether it is one of these, or something in a module or a class of them."""
+    """Returns whether it is one of these, or something in a module or a class of them."""
     return name in names or name.startswith(tuple(f"{each}." for each in names))
 
 
 def _past(caller: FrameType | None) -> FrameType | None:
-    """Who has called it, past what PyTorch and Python have put around it."""
+    """Finds who has called it, past what PyTorch and Python have put around it."""
     while caller and not _is_theirs(caller) and (caller.f_globals.get("__name__") or "").startswith(_AROUND):
         caller = caller.f_back
     return caller
 
 
 def _is_theirs(caller: FrameType | None) -> bool:
-    """Whether the line is the learner's, not the library's, PyTorch's or Python's, which call for themselves."""
+    """Returns whether the line is the learner's, not the library's, PyTorch's or Python's, which call for themselves."""
     if caller is None or machinery(caller.f_code.co_filename):
         return False
     name = caller.f_globals.get("__name__") or ""  # which anybody can take: the names must be the module's own
@@ -259,7 +262,7 @@ GENERAL = (  # on what Python and torch say of answers to whatever task
 
 
 def advised(found: trouble.Trouble, known: Advice) -> str:
-    """What to say of it, by what is known of this task and of all; "" where that is nothing."""
+    """Returns advice on it, from what is known of this task and of all; "" where there is none."""
     matches = ((re.search(pattern, f"{found.problem}\n{found.hint}"), said) for pattern, said in (*known, *GENERAL))
     return next((match.expand(said) for match, said in matches if match), "")
 
@@ -328,7 +331,7 @@ def limited(call: str, hint: str = _FINITE) -> Iterator[None]:
 
 
 def error_of(function, *args) -> str:
-    """ "ValueError", where a call raises one or a kind of it; empty where it raises nothing. NotImplementedError goes on."""
+    """Names what a call raises: "ValueError" for that or a kind of it; empty for nothing. NotImplementedError goes on."""
     try:
         function(*args)
     except NotImplementedError:
@@ -339,7 +342,7 @@ def error_of(function, *args) -> str:
 
 
 def items(value: Iterable, what: str, form: str, most: int) -> list:
-    """So many at most; they may be made now. Raises Stopped for what has none, or more; form: what it should be."""
+    """Lists so many items at most; they may be made now. Raises Stopped for what has none, or more; form: what it should be."""
     if isinstance(value, str | bytes | dict):
         raise Stopped(f"{what} is {kind_of(value)}", form)
     if not hasattr(value, "__iter__"):
@@ -360,7 +363,7 @@ def number(value: Any, what: str, form: str) -> float:
 
 
 def whole(value: Any, what: str, form: str) -> int:
-    """The learner's number. Raises Stopped for what is none; form: what is asked for."""
+    """Returns the learner's number. Raises Stopped for what is none; form: what is asked for."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype is not torch.bool and not value.is_complex():
         value = value.item()
     if isinstance(value, float):
@@ -371,14 +374,14 @@ def whole(value: Any, what: str, form: str) -> int:
 
 
 def pair(value: Any, call: str, form: str) -> tuple[Any, Any]:
-    """The learner's. Raises Stopped where it is none."""
+    """Returns the learner's pair. Raises Stopped where it is none."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise Stopped(f"{call} returned {kind_of(value)}", form)
     return value[0], value[1]
 
 
 def tensor(value: Any, what: str, hint: str = "it returns a tensor") -> torch.Tensor:
-    """The learner's. Raises Stopped where it is none."""
+    """Returns the learner's tensor. Raises Stopped where it is none."""
     if not isinstance(value, torch.Tensor):
         raise Stopped(f"{what} is {kind_of(value)}", hint)
     return value

@@ -15,8 +15,8 @@ from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, both, f
 from manyranks.grade.kept import Asks, Kept
 from manyranks.grade.learner import Ready, number
 from manyranks.grade.trial import Trial
+from manyranks.measure.fingerprints import Fact, only_rounded, same
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import Fact, only_rounded, same
 from manyranks.measure.watch import Watch
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
@@ -55,7 +55,7 @@ def _several(value: Any, count: int, what: str, form: str) -> list:
 
 
 def _amounts(share: float, what: str, names: str, unit: Callable[[float], str], hint: str = "") -> Judge:
-    """The numbers of these names are right, whatever the others are. hint: where no known mistake explains them."""
+    """Judges that the numbers of these names are right, whatever the others are. hint: where no known mistake explains them."""
     judge = values(share, what, names, alone=True, part=True)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
@@ -71,7 +71,7 @@ def _amounts(share: float, what: str, names: str, unit: Callable[[float], str], 
 
 
 def _both(there: float, here: float, unit: Callable[[float], str]) -> str:
-    """With their quotient where it is simple; to the last digit where they would read the same."""
+    """Says both, with their quotient where it is simple; to the last digit where they would read the same."""
     words = [unit(there), unit(here)] if unit(there) != unit(here) else [f"{there:.15g}", f"{here:.15g}"]
     times = [f"{k} times" for k in range(2, 1000) if same(there, k * here)]
     times += [f"1/{k} of" for k in range(2, 1000) if same(there * k, here)]
@@ -110,7 +110,7 @@ def _model(case: GPTConfig, rank: int, n: int, seed: int) -> Model:
 
 
 class _Config(GPTConfig):
-    """A case."""
+    """A case: a configuration that reports can name."""
 
     def __str__(self) -> str:
         return f"for a {'tied' if self.tied else 'untied'} head, {self.style}'s style"

@@ -34,7 +34,7 @@ _ADVICE = (
 
 
 class Exam(NamedTuple):
-    """What one rank is asked. questions: what a report calls each of them -> the arguments of the call."""
+    """A rank's questions. questions: what a report calls each of them -> the arguments of the call."""
 
     note: str
     questions: dict[str, tuple]
@@ -46,7 +46,7 @@ class Exam(NamedTuple):
 def _task(
     points: int, call: str, read: Callable[..., dict], form: str, judge: tuple[Judge, ...], cases: Sequence | Callable, **more
 ) -> Task:
-    """One rank answers an exam. read: makes facts of what the learner's function returns, which should have this form."""
+    """Makes a task: one rank answers an exam. read: makes facts of what the learner's function returns, in this form."""
     endless = more.pop("endless", "a loop does not end")
 
     def run(exam: Exam, function: Callable, watch: Watch) -> dict:
@@ -67,7 +67,7 @@ _number = partial(whole, what="a number of what is returned", form="a whole numb
 
 
 def _rows(groups) -> list[list[int]]:
-    """Sorted."""
+    """Sorts the groups and the ranks in them."""
     rows = groups.tolist() if hasattr(groups, "tolist") else groups
     return sorted(sorted(rank if type(rank) is int else _number(rank) for rank in row) for row in rows)
 
@@ -88,7 +88,7 @@ def _on(meshes: Iterable[Sizes], questions: Callable[[Sizes], Iterator[tuple]]) 
 
 
 def _groups(name: str, found, *question) -> dict:
-    """Of many, a tensor, of which a few numbers are stored."""
+    """Turns many groups into a tensor, of which a few numbers are stored."""
     rows = _rows(found)
     alike = len({*map(len, rows)}) == 1
     return {name: rows if len(rows) <= 100 else torch.tensor(rows) if alike else f"{len(rows):,} groups of several sizes"}
@@ -229,7 +229,7 @@ def _plan(case: str, function: Callable, watch: Watch) -> dict:
 
 
 def _within(what: str, most: Callable[[float], float]) -> Judge:
-    """most: seconds, by those of the best plan."""
+    """Judges a step's time. most: seconds, by those of the best plan."""
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         seen, limit = trial.seen[0].results, most(right[0].results["seconds"])
@@ -274,7 +274,7 @@ plan = Task(
 
 
 def _clusters(kind: str, n: int) -> tuple[Exam]:
-    """One case of all clusters of a kind, of the judge's own for the judge: who knows only the first has no points."""
+    """Makes one case of all clusters of a kind, of the judge's own for the judge: who knows only the first has no points."""
     questions = {}
     for i, run in enumerate(given.recorded(trial.seed)[kind], 1):
         axes = ", ".join(f"{axis} {degree}" for axis, degree in run.sizes.items())

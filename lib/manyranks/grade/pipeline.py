@@ -15,9 +15,9 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, around, as_bytes, at_most, facts, failure, parting, sent, values
 from manyranks.grade.learner import Ready, arguments, error_of, items, named, noted, plain
 from manyranks.grade.trial import Seen, Trial
+from manyranks.measure.fingerprints import Fact, same
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.journal import Stopped
-from manyranks.measure.prints import Fact, same
 from manyranks.measure.watch import Watch, gradients
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.schedules import KINDS
@@ -45,7 +45,7 @@ _FIRST = Case(4, 8), Case(2, 4, 2), Case(4, 8, cap=4)  # case of each task: an e
 
 
 def _actions(table, case: Case, call: str, form: str = "") -> list[tuple]:
-    """The learner's, each with its kind and whole numbers; halves of a B under a cap only. Raises Stopped for others."""
+    """Returns the learner's actions: kinds and whole numbers; halves of a B under a cap only. Raises Stopped for others."""
     found, kinds, fields = [], KINDS if case.cap else ("F", "B"), 3 if case.v else 2
     for item in items(table, f"what {call} returned", form, 1000):
         fits = isinstance(item, tuple | list) and len(item) == fields and item[0] in kinds
@@ -70,13 +70,13 @@ def _of_each_rank(name: str, fields: int, form: str) -> Callable:
 
 
 def _judged(case: Case, given: Case, results: Mapping[str, Fact]) -> dict:
-    """What is judged of the tables that have come from a rank; nothing else that has come counts."""
+    """Returns what is judged of the tables that have come from a rank; nothing else that has come counts."""
     tables = [_actions(table, case, "a table") for table in items(results.get("tables", ()), "tables", "", case.p)]
     return facts_of(case, tables) if len(tables) == case.p else {}
 
 
 def _can_run(share: float, what: str) -> Judge:
-    """The tables can run."""
+    """Judges that the tables can run."""
 
     def kind(problem: Fact) -> str:
         return next((words for words in _CANNOT_RUN if words in str(problem)), "")
@@ -188,7 +188,7 @@ def _table(case: str, rank: int, n: int) -> list[tuple[str, int]]:
 
 
 def _of_stage(case: str, rank: int, n: int, seed: int) -> tuple:
-    """What train_step is called with on this rank."""
+    """Draws what train_step is called with on this rank."""
     actions = _table(case, rank, n)
     rows = [1 + i % 3 if case == _UNEQUAL else 2 for i in range(len(actions) // 2)]
     shapes = [torch.Size((one, _LENGTH, HIDDEN)) for one in rows]
@@ -217,7 +217,7 @@ def _train_step(own: tuple, function: Callable, watch: Watch) -> dict:
 
 
 def _in_order(share: float, what: str, hint: str) -> Judge:
-    """It computes what the table says, in its order. The right answer's numbers tell which micro-batch an input is."""
+    """Judges the order: it computes what the table says. The right answer's numbers tell which micro-batch an input is."""
 
     def steps(trial: Trial, rank: int, seen: Seen, right: Right) -> list[str]:
         known = list(zip(_table(trial.case, rank, trial.n), right[rank].results["what it computes"], strict=True))

@@ -41,7 +41,7 @@ def checks(notebook: NotebookNode) -> list[Check]:
 
 
 def is_check(cell: NotebookNode) -> bool:
-    """Whether the cell is worth points and asks a grader of this library for them."""
+    """Returns whether the cell is worth points and asks a grader of this library for them."""
     settings = cell.metadata.get("nbgrader", {})
     return bool(settings.get("grade")) and not settings.get("solution") and called(cell.source) is not None
 
@@ -54,7 +54,7 @@ def grade_id(cell: NotebookNode) -> str:
 
 
 def called(source: str) -> tuple[tuple[str, ...], str] | None:
-    """What a check asks for: (("zero", "shard"), "shard") of "grade.zero.shard(shard).show()"; None for any other text."""
+    """Finds what a check asks for: (("zero", "shard"), "shard") of "grade.zero.shard(shard).show()"; None for other text."""
     try:
         (statement,) = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of what is nested too deep
@@ -67,7 +67,7 @@ def called(source: str) -> tuple[tuple[str, ...], str] | None:
 
 
 def _python(source: str) -> str:
-    """Without magics, which no rank has, and each line in its place. Of a cell's own magic only those that run it leave it."""
+    """Takes out magics, which no rank has; lines keep their places. Of a cell's own magics only those that run it leave it."""
     first, _, rest = source.lstrip().partition("\n")
     if first.startswith("%%"):
         if first[2:].partition(" ")[0].strip() not in ("time", "timeit", "capture"):

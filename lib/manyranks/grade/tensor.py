@@ -17,8 +17,8 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, both, by_phase, facts, sent, values
 from manyranks.grade.learner import NOTHING_GIVEN, Ready, arguments, refuse_class
 from manyranks.grade.trial import Trial
+from manyranks.measure.fingerprints import size
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch, gradient, gradients
 from manyranks.parallel.recomputation import nodes_of
 
@@ -63,7 +63,7 @@ _SUMS = (
 
 
 def _traffic(share: float, what: str, hint: str = _SUMS, forward: Callable = list, backward: Callable = list) -> Judge:
-    """Each phase's calls are the right answer's. forward, backward: turn two ways that are both right into one."""
+    """Judges that each phase's calls are the right answer's. forward, backward: turn two ways that are both right into one."""
     calls = partial(sent, share, what, hint=hint, instead=_INSTEAD | {"": hint}, groups=True)
     phases = by_phase({"__init__": calls(), "forward": calls(alike=forward), "backward": calls(alike=backward)})
     return both(phases, facts(0, "", f"^{given.COLLECTIVES}", _CONTIGUOUS))
@@ -75,7 +75,7 @@ def _keeps(share: float) -> Judge:
 
 
 def _module(kind: Callable, *args) -> tuple:
-    """What `given.module_of` makes of the learner's class. Raises Stopped where that was ready."""
+    """Returns what `given.module_of` makes of the learner's class. Raises Stopped where that was ready."""
     refuse_class(kind if isinstance(kind, type) else type(kind), _READY)
     return given.module_of(kind, *args)
 
@@ -205,7 +205,7 @@ def _cross_entropy(own: tuple[Case, Tensor, Tensor, float], function: Callable, 
 
 
 def _three(calls: list[tuple]) -> list[tuple]:
-    """Two sums of S·B numbers may go together."""
+    """Takes apart two sums of S·B numbers that went together."""
     one = 8 * given.POSITIONS * given.B
     return [(op, part, to) for op, count, to in calls for part in ([one, one] if count == 2 * one else [count])]
 

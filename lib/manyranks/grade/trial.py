@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from manyranks import busy
+from manyranks import progress_bar
 from manyranks.grade.kept import answering
 from manyranks.grade.learner import Ready, refuse_itself, refused, watched
+from manyranks.grade.trouble import Notes, Trouble, head, short, text, trouble
 from manyranks.measure import journal
-from manyranks.measure.elsewhere import Elsewhere
+from manyranks.measure.fingerprints import Fact, size
 from manyranks.measure.journal import Stopped
-from manyranks.measure.prints import Fact, size
+from manyranks.measure.reachable import Elsewhere
 from manyranks.measure.watch import Event, Watch
 from manyranks.timeline.program import Collective, Recv, Send, Wait
-from manyranks.world import local
-from manyranks.world.confine import Confined
+from manyranks.world.counted.measurement import Measurement
 from manyranks.world.errors import NotStarted, WorldError
-from manyranks.world.measurement import Measurement
-from manyranks.world.trouble import Notes, Trouble, head, short, text, trouble
+from manyranks.world.fences.confine import Confined
+from manyranks.world.processes import local
 from manyranks.world.world import Each, World
 
 CELLS = 12.0  # seconds that a notebook's cells may take on ranks that are new, before the clock of a case starts
@@ -63,7 +63,7 @@ class Again(NamedTuple):
 
 @dataclass
 class Budget:
-    """Of one submission. left: seconds that its code may take in all; late: how many of its checks took too long."""
+    """The time of one submission. left: seconds that its code may take in all; late: how many of its checks took too long."""
 
     left: float
     late: int = 0
@@ -93,7 +93,7 @@ class _Results(dict):
 
 @dataclass(frozen=True)
 class Seen:
-    """One rank's part of a run. results: what the script returned, by name; held: live bytes each time that it weighed.
+    """A rank's part of a run. results: what the script returned, by name; held: live bytes each time that it weighed.
 
     calls: as the world counted them; peak: the most live bytes inside the script's `peak`.
     """
@@ -108,7 +108,7 @@ class Seen:
         object.__setattr__(self, "results", _Results(self.results))
 
     def marks(self, begins: str = "") -> list[str]:
-        """What the script marked, in order, where it begins like this."""
+        """Lists what the script marked, in order, where it begins like this."""
         return [event.what for event in self.events if event.kind == "mark" and event.what.startswith(begins)]
 
 
@@ -124,7 +124,7 @@ def unconfined() -> Iterator[None]:
 
 
 class Job(NamedTuple):
-    """What a rank runs. given: to it, which takes it out; ready: whose functions are refused; word: that nobody has seen."""
+    """The job of a rank. given: to it, which takes it out; ready: whose functions are refused; word: that nobody has seen."""
 
     run: Run
     given: list
@@ -134,7 +134,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """One case on n ranks. key: the case's name in records; given, seen: by rank; the latter empty where it did not end well.
+    """A case on n ranks. key: the case's name in records; given, seen: by rank; the latter empty where it did not end well.
 
     unwaited: the ranks that never waited for some call, with its operation; trouble: why it did not end well; notes: the
     calls with the lines that led to them; printed: by the ranks.
@@ -151,7 +151,7 @@ class Trial:
     given: tuple = ()
 
     def after(self, then: Then) -> "Trial":
-        """With the results that follow from those of the ranks; none where a rank sent what the script does not make."""
+        """Adds the results that follow from those of the ranks; none where a rank sent what the script does not make."""
         try:
             pairs = zip(self.given, self.seen, strict=True) if self.seen else ()
             return replace(self, seen=[replace(one, results=then(self.case, own, one.results)) for own, one in pairs])
@@ -159,7 +159,7 @@ class Trial:
             return replace(self, seen=[replace(one, results={}) for one in self.seen])
 
     def __str__(self) -> str:
-        """ "on 3 ranks, with 7 elements"; the case alone where there is one rank."""
+        """Says "on 3 ranks, with 7 elements"; the case alone where there is one rank."""
         return ", ".join(filter(None, [f"on {self.n} ranks" * (self.n > 1), f"{self.case}"]))
 
     def where(self, found: str, place: str = "") -> str:
@@ -176,7 +176,7 @@ def trials(
     ready: Ready,
     part: bool = False,
 ) -> list[Trial]:
-    """One trial a case, on fresh worlds of these sizes, and no more on a world whose ranks raised or died.
+    """Runs a trial for each case, on fresh worlds of these sizes, and no more on a world whose ranks raised or died.
 
     make: what each rank gets is made here, so that nothing on a rank says more, such as what the others get. Ends after the
     first that hangs, and where nothing is written. part: each case counts, so that a deadlock, which is found soon, ends its
@@ -185,7 +185,7 @@ def trials(
     done: list[Trial] = []
     left = _ALL_SECONDS
     fences = {"confined": confined} if confined else {}
-    for n in busy.each(tuple(worlds), "checking on ranks"):
+    for n in progress_bar.each(tuple(worlds), "checking on ranks"):
         with _room() as room, World(n, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
             world.patience = PATIENCE
             for i, case in enumerate(cases(n)):
@@ -234,7 +234,7 @@ def _sent_again(again: Then, case: Any, given: Any, results: dict) -> dict:
 
 
 def _left(seconds: float) -> float:
-    """No more than the submission has, or hardly."""
+    """Cuts seconds to what the submission has, or hardly more."""
     return round(min(seconds, max(_LEAST_SECONDS, budget.left)) if budget else seconds, 1)
 
 
@@ -279,7 +279,7 @@ def _folder(room: str | None = None) -> str:
 
 
 def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str, there: str) -> dict:
-    """What a Trial has of it."""
+    """Runs an answer; returns what a Trial has of that."""
     try:
         _prepare(world, answer)
         carried = _carried()
@@ -322,7 +322,7 @@ def _carried() -> int | None:
 
 
 def _more_than_noted(carried: int, noted: int) -> Trouble | None:
-    """Where far more went over the network than the ranks have noted: what they note can be forged, the kernel's count not."""
+    """Finds whether far more went over the network than ranks have noted: their notes can be forged, the kernel's count not."""
     if carried <= _OVERHEAD * noted + _UNNOTED:
         return None
     problem = f"the ranks sent each other {size(carried)}, as the kernel counts it, and noted calls of {size(noted)}"
@@ -330,7 +330,7 @@ def _more_than_noted(carried: int, noted: int) -> Trouble | None:
 
 
 def rehearse(answer, job: Job, folder: str) -> dict:
-    """On a rank: runs the script with the learner's answer. What it returns is plain data."""
+    """Runs, on a rank, the script with the learner's answer. What it returns is plain data."""
     watch = Watch(folder, dist.get_rank())
     refuse_itself(answer, job.ready)
     with watch.watching(), refused(job.ready) as still_watched:
@@ -354,7 +354,7 @@ def _sendable(value):
 
 
 def _seen(reply, calls: list) -> Seen:
-    """What a rank sent back. Raises ValueError for what `rehearse` does not send: a learner's code may have changed it."""
+    """Reads what a rank sent back. Raises ValueError for what `rehearse` never sends: a learner's code may have changed it."""
     if not (
         type(reply) is dict
         and reply.keys() == {"results", "events", "held", "peak", "watched"}
@@ -389,7 +389,7 @@ def _is_event(event) -> bool:
 
 
 def _unwaited(measured: Measurement) -> tuple[tuple[int, str], ...]:
-    """Rank and operation of the calls that were never waited for; none where the ranks' calls do not fit together."""
+    """Lists rank and operation of the calls that were never waited for; none where the ranks' calls do not fit together."""
     try:
         ranks = measured.program.ranks
     except (ValueError, LookupError):

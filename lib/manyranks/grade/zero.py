@@ -73,7 +73,7 @@ _task = partial(
 
 
 def _returned(name: str, function: Callable, argument: Tensor, *more) -> Tensor:
-    """What the learner's function makes of a copy. Raises Stopped where it is no tensor, or the copy is changed."""
+    """Returns what the learner's function makes of a copy. Raises Stopped where it is no tensor, or the copy is changed."""
     result = tensor(function(mine := argument.clone(), *more), f"what {name} returned")
     if not torch.equal(mine, argument):
         raise Stopped(f"{name} has changed the tensor that it was given", "leave it as it is")

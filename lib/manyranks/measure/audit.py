@@ -10,7 +10,7 @@ _listeners: list[Callable[[str, tuple], None]] = []
 
 @cache
 def _listen() -> None:
-    """Once in a process: Python never takes such a hook away again."""
+    """Adds the hook, once in a process: Python never takes one away again."""
 
     def tell(event: str, args: tuple) -> None:
         for listener in tuple(_listeners):

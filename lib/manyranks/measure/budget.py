@@ -1,4 +1,4 @@
-"""Where the time of a step went, on one rank: five parts that together are the step."""
+"""Divides the time of a step on one rank into five parts that together are the step."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class Budget(NamedTuple):
 
     @property
     def shares(self) -> "Budget":
-        """Each part as a share of the whole; 0 each where that is no time."""
+        """Returns each part as a share of the whole; 0 each where that is no time."""
         whole = self.seconds or 1.0
         return Budget(*(part / whole for part in self))
 

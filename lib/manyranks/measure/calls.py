@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from manyranks.measure import ends, operators
-from manyranks.measure.place import Place, called_from, distributed_function, here, in_backward
+from manyranks.measure import completions, operators
+from manyranks.measure.location import Place, called_from, distributed_function, here, in_backward
 
 RECENT = 64  # calls remembered when not everything is kept: enough for a report of a hang
 
@@ -29,15 +29,22 @@ _engine = torch.autograd.Variable._execution_engine
 
 @dataclass(eq=False)
 class Call:
-    """One communication call of one rank.
+    """A communication call of one rank.
 
-    op: "all_reduce", "send", …; bytes: of the tensors this rank puts in (for a recv: takes out); group: "default" or the
-    group's name; ranks: the group's, global; peer: global rank of the other side or the root, else None; sequence: from 0, of
-    a collective: among the group's collectives, of a message: among those to (or from) this peer with this tag; dtype;
-    is_async: whether the caller goes on before it is done; started, finished: seconds of time.perf_counter, finished None
-    while it is under way; where: (file, line) in the reader's program, made readable in the kernel; tag: of a message;
-    parts: bytes of an all_to_all for each of `ranks`, this one too; received: those that it brings, with this rank's own;
-    number: its place among the rank's calls, from 0.
+    op: "all_reduce", "send", …
+    bytes: of the tensors that this rank puts in (for a recv: takes out)
+    group: "default" or the group's name
+    ranks: the group's, global
+    peer: global rank of the other side or the root, else None
+    sequence: from 0; a collective's among those of the group, a message's among those to (or from) this peer with this tag
+    dtype: of these tensors
+    is_async: whether the caller goes on before it is done
+    started, finished: seconds of time.perf_counter; finished is None while it is under way
+    where: (file, line) in the reader's program, made readable in the kernel
+    tag: of a message
+    parts: bytes of an all_to_all for each of `ranks`, this one too
+    received: bytes that an all_to_all brings, with this rank's own
+    number: its place among the rank's calls, from 0
     """
 
     op: str
@@ -85,7 +92,7 @@ class Recorder:
     """Notes the calls of this process from `install` on. One a process."""
 
     def __init__(self):
-        self._followers = ends.Followers()
+        self._followers = completions.Followers()
         self._numbering = threading.RLock()  # other threads make calls, too: a call's number is its place in the list
         self.start(everything=False)
 
@@ -129,7 +136,7 @@ class Recorder:
         self._groups: dict[dist.ProcessGroup, tuple[str, tuple[int, ...]]] = {}
 
     def blocked_in(self, frame) -> Call | str | None:
-        """What communication the thread with this innermost frame waits in: a call, or the name of a function."""
+        """Finds the communication that the thread with this innermost frame waits in: a call, or the name of a function."""
         if call := self.waiting or self.issuing:
             return call
         function = distributed_function(frame)
@@ -138,7 +145,7 @@ class Recorder:
         return None
 
     def waits_for_peers(self, call: Call | str) -> bool:
-        """Whether the main thread waits for the end of this call, and nothing but the call's end ends that."""
+        """Returns whether the main thread waits for the end of this call, and nothing but the call's end ends that."""
         return call is self.waiting and self._endless and not self.broken
 
     def settle(self, seconds: float = 0.1) -> None:
@@ -233,7 +240,7 @@ class Recorder:
             return result
         from_anyone = call.op == "recv" and call.peer is None  # only its own Work can say whom it was from
         # The end of a call that is not asynchronous is that of the wait which comes next: it needs no thread.
-        if self.everything and not from_anyone and not ends.notify(work, call.finish) and call.is_async:
+        if self.everything and not from_anyone and not completions.notify(work, call.finish) and call.is_async:
             work = self._followers.follow(work, call.finish)
             result = (*result[:-1], work.boxed()) if isinstance(result, tuple) else work.boxed()
         self._completed.pop(id(work), None)  # the id of one that is gone
@@ -254,12 +261,12 @@ class Recorder:
                 self._completed[key] = call
 
     def _future_of(self, work: dist.Work) -> torch._C.Future:
-        future = ends.get_future(work)
+        future = completions.get_future(work)
         self._futures[future] = work  # as long as somebody has the future
         return future
 
     def _after(self, future: torch._C.Future, function: Callable) -> torch._C.Future:
-        following = ends.then(future, function)
+        following = completions.then(future, function)
         if (work := self._futures.get(future)) is not None:
             self._futures[following] = work  # to wait for one is to wait for both
         return following
@@ -267,7 +274,7 @@ class Recorder:
     def _waited_for(self, future: torch._C.Future):
         if (work := self._futures.pop(future, None)) is not None:
             work.wait()
-        return ends.wait_for(future)
+        return completions.wait_for(future)
 
     def _waited(self, work: dist.Work, args: tuple, kwargs: dict) -> bool:
         done = None, self._completed.pop(id(work), None)
@@ -279,7 +286,7 @@ class Recorder:
             self.waiting, self._endless = call, again or not timed
         self.late.discard(id(work))
         try:
-            return ends.wait(work, *args, **kwargs)
+            return completions.wait(work, *args, **kwargs)
         except RuntimeError:
             if timed and not work.is_completed():
                 self.late.add(id(work))
@@ -309,5 +316,5 @@ class Recorder:
 
 
 def _number_of(call: Call) -> str | tuple[str, str, int | None, int]:
-    """What a call is counted among: its group's collectives, or the messages to or from this peer with this tag."""
+    """Returns what a call is counted among: its group's collectives, or the messages to or from this peer with this tag."""
     return (call.group, call.op, call.peer, call.tag) if call.op in operators.POINT_TO_POINT else call.group

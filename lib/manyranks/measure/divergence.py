@@ -1,4 +1,4 @@
-"""Do the ranks of a group make the same calls? The first place where they do not, as a sentence."""
+"""Compares the calls that the ranks of a group make, and says in a sentence where they first differ."""
 
 from collections import Counter, defaultdict
 
@@ -18,7 +18,7 @@ def first_divergence(calls: dict[int, list[Call]]) -> str | None:
 
 
 def describe(call: Call) -> str:
-    """ "all_reduce #7 of 4,000 bytes", "recv #0 of 16 bytes from rank 1"."""
+    """Describes a call: "all_reduce #7 of 4,000 bytes", "recv #0 of 16 bytes from rank 1"."""
     size = f" of {call.bytes:,} bytes" if call.op != "barrier" else ""
     group = "" if call.group == "default" else f" in group {call.group}"
     return f"{call.op} #{call.sequence}{size}{_side(call)}{group}"
@@ -51,7 +51,7 @@ def _diverging_collective(calls: dict[int, list[Call]]) -> str | None:
 
 
 def _known(count: int, issued: list[Call]) -> bool:
-    """Whether the rank's list shows how many collectives it issued: a full list may have lost them all."""
+    """Returns whether the rank's list shows how many collectives it issued: a full list may have lost them all."""
     return count > 0 or len(issued) < RECENT
 
 
@@ -60,7 +60,7 @@ def _stopped(count: int) -> str:
 
 
 def signature(call: Call) -> tuple:
-    """What has to be the same in the calls of all members of a group."""
+    """Returns what has to be the same in the calls of all members of a group."""
     return (call.op, call.peer, call.bytes, call.dtype) if call.op in _SAME_SIZE else (call.op, call.peer)
 
 

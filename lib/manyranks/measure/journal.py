@@ -1,4 +1,4 @@
-"""What a rank notes while a learner's function runs there, and how the check reads it afterwards.
+"""A rank's notes while a learner's function runs there, and how the check reads them afterwards.
 
 Each call is on disk before it starts, with the lines that led to it: a rank that dies or hangs cannot tell any more.
 """
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyranks.measure import operators
-from manyranks.measure.place import machinery
+from manyranks.measure.location import machinery
 
 Frame = tuple[str, int, str]  # file, line, function
 
@@ -28,7 +28,7 @@ _SCALING = {"div", "mul", "floor_divide"}
 
 
 class Entry(NamedTuple):
-    """One call. op: "send", "all_reduce", …; peer: of a message, None where it may be anyone; frames: the learner's, innermost
+    """A call. op: "send", "all_reduce", …; peer: of a message, None where it may be anyone; frames: the learner's, innermost
     first; sizes: whether an all-to-all was given its sizes, which may differ from rank to rank.
     """
 
@@ -51,7 +51,7 @@ class Stopped(Exception):
 
 
 def kind_of(value: object) -> str:
-    """ "nothing", "a tuple of 3"."""
+    """Names the kind of a value: "nothing", "a tuple of 3"."""
     if value is None:
         return "nothing"
     if isinstance(value, torch.Tensor):
@@ -63,7 +63,7 @@ def kind_of(value: object) -> str:
 
 
 def to_itself(op: str, rank: int) -> Stopped:
-    """Of a message of a rank to itself, of which gloo says only that a pair is not connected."""
+    """Returns the error for a message of a rank to itself, of which gloo says only that a pair is not connected."""
     return Stopped(f"rank {rank} {'sends to' if op == 'send' else 'receives from'} itself", COPY)
 
 
@@ -114,7 +114,7 @@ def frames() -> list[Frame]:
 
 
 def read(folder: str, n: int) -> dict[int, list[Entry]]:
-    """Rank -> what it noted in this folder; nothing of what is no such note, for a learner's code may have written there."""
+    """Returns rank -> what it noted in this folder, and nothing that's no note: a learner's code may have written there."""
     return {rank: _entries(Path(folder) / str(rank)) for rank in range(n)}
 
 

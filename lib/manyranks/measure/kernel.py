@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from manyranks.measure.place import Place
+from manyranks.measure.location import Place
 
 _WARP, _SECTOR, _LINE = 32, 5, 7  # lanes; the bits of an address within a sector of 32 bytes and a line of 128
 _NOWHERE = np.iinfo(np.int64).max
@@ -72,7 +72,7 @@ class Access:
 
 @dataclass
 class Launch:
-    """One kernel on its grid.
+    """A launch of one kernel on its grid.
 
     grid: programs, in up to three dimensions.
     accesses: by kind, tensor and line, in the kernel's order.
@@ -90,7 +90,7 @@ class Launch:
 
 
 class Counted(NamedTuple):
-    """What `count` returns. result: of the function; launches: the kernels it started, in their order."""
+    """The results of `count`. result: what the function returned; launches: the kernels it started, in their order."""
 
     result: Any
     launches: list[Launch]
@@ -165,7 +165,7 @@ def bank_conflicts(addresses: Iterable[int]) -> int:
 
 @contextmanager
 def _watched(launches: list[Launch]) -> Iterator[None]:
-    """While it lasts, the interpreter tells a _Watch what it's about to do."""
+    """Inside, the interpreter tells a _Watch what it's about to do."""
     from manyranks.measure.interpreter import INTERPRETED, GridExecutor, InterpreterBuilder
 
     if not INTERPRETED:
@@ -304,7 +304,7 @@ _NOTES: dict[str, Callable] = {
 
 
 def _spans(arguments: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
-    """Where each argument's storage starts and ends. Arguments that share one are called by the first one's name."""
+    """Yields where each argument's storage starts and ends. Arguments that share one are called by the first one's name."""
     seen = set()
     for name, value in arguments.items():
         base = getattr(value, "base", value)  # a tensor descriptor's

@@ -1,4 +1,4 @@
-"""What kind of work an operator does, and a thread's nested calls as stretches of work that do not overlap."""
+"""The kind of work that an operator does, and a thread's nested calls as stretches of work that do not overlap."""
 
 import functools
 from bisect import bisect_left, bisect_right
@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 @functools.cache
 def kind_of(name: str) -> str:
-    """ "matmul" for what has FLOPs in WorkCounter: products, convolutions, attention. name: "aten::mm", or a kernel's."""
+    """Names a kind: "matmul" for what has FLOPs in WorkCounter, as products and attention. name: "aten::mm", or a kernel's."""
     if "nccl" in name:
         return COMMUNICATION
     # The operators of one library's convolutions have no formula of their own, for aten::convolution calls them.
@@ -40,7 +40,7 @@ def kind_of(name: str) -> str:
 
 @functools.cache
 def works(name: str) -> bool:
-    """Whether an operator itself touches numbers: not what only calls others, views, allocations, or no operator at all."""
+    """Returns whether an operator itself touches numbers: not one that only calls others, views or allocates, or is none."""
     packet = _packet(name)
     if packet is None:
         return name.startswith(_COMPILED)
@@ -50,7 +50,7 @@ def works(name: str) -> bool:
 
 
 def _only_calls(overload) -> bool:
-    """Whether it is a composition of others, and on no device an operator of its own, as silu_backward is on the CPU."""
+    """Returns whether it only composes others, and is on no device an operator of its own, as silu_backward is on the CPU."""
     own = (torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), device) for device in ("CPU", "CUDA"))
     return is_composite(overload) and not any(own)
 
@@ -61,7 +61,7 @@ def _packet(name: str):
 
 
 def innermost(called: list[Called]) -> list[Stretch]:
-    """One for each stretch in which the innermost call that works is the same. called: properly nested, as one thread's are."""
+    """Cuts time where the innermost call that works becomes another. called: properly nested, as one thread's are."""
     found: list[tuple[Called, int, int]] = []
     stack: list[tuple[int, Called | None]] = []  # when a call ends, and whose work its time is
     at = 0
@@ -101,7 +101,7 @@ def one_after_another(kernels: list[Called]) -> list[Stretch]:
 
 
 def _in_turn(kernels: Iterable[Called]) -> list[Called]:
-    """Each without what those that started before it cover."""
+    """Takes from each kernel what those that started before it cover."""
     left, at = [], 0
     for started, finished, name in sorted(kernels):
         if finished > max(at, started):

@@ -1,4 +1,4 @@
-"""What this machine can do: FLOP/s of matrix products by size and dtype, and bytes/s of its memory."""
+"""Measures what this machine can do: FLOP/s of matrix products by size and dtype, and bytes/s of its memory."""
 
 import time
 

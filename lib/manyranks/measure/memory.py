@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manyranks.measure import ends
+from manyranks.measure import completions
 
 
 class PeakBytes(TorchDispatchMode):
@@ -41,7 +41,7 @@ class PeakBytes(TorchDispatchMode):
     def _settled_bytes(self) -> int:
         live = self.live_bytes()
         if live > self.peak_bytes and self._communicates:
-            ends.let_go()
+            completions.let_go()
             live = self.live_bytes()
         return live
 
@@ -53,7 +53,7 @@ class PeakBytes(TorchDispatchMode):
                 self._see(value.untyped_storage())
 
     def meet(self, tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedStorage] = ()) -> None:
-        """From now on these count, too, whether an operator has used them or not."""
+        """Counts these, too, from now on, whether an operator has used them or not."""
         self._meet(tensors)
         for storage in storages:
             self._see(storage)
@@ -67,7 +67,7 @@ class PeakBytes(TorchDispatchMode):
             self._most += now - before
 
     def live_bytes(self) -> int:
-        """Of the tensors used inside, those that are alive now."""
+        """Counts the bytes of the tensors used inside that are alive now."""
         # Ask each storage anew: fully_shard gives memory back by resizing storages, which no operator shows.
         met = {key: torch.UntypedStorage._new_with_weak_ptr(reference.cdata) for key, (reference, _) in self._live.items()}
         self._live = {key: (self._live[key][0], storage.nbytes()) for key, storage in met.items() if storage is not None}
@@ -104,7 +104,7 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 class _Saved:
-    """What autograd's graph holds in place of a tensor, and lets go of with itself."""
+    """A stand-in that autograd's graph holds in place of a tensor, and lets go of with itself."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor

@@ -85,7 +85,7 @@ class _Mixed(TorchDispatchMode):
 
 
 def _autocasts(device: str = "cuda", _enabled=torch.is_autocast_enabled) -> bool:
-    """PyTorch's own refuses a device that it has no autocast for."""
+    """Stands in for PyTorch's own, which refuses a device that it has no autocast for."""
     return torch.amp.is_autocast_available(device) and _enabled(device)
 
 

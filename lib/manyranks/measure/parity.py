@@ -1,4 +1,4 @@
-"""Where does a parallel run first depart from one process? Lockstep comparison of all that the modules give.
+"""Finds where a parallel run first departs from one process: compares in lockstep all that the modules give.
 
     with record(alone) as reference:
         loss(alone(x), y).backward()
@@ -31,8 +31,9 @@ GRADIENT = " (gradient)"
 
 @dataclass
 class Trace:
-    """calls[name]: what a module gave, each time it was called; name + " (gradient)": the gradient of that.
+    """A record of what the modules of a run gave.
 
+    calls[name]: what a module gave, each time it was called; name + " (gradient)": the gradient of that.
     A module that its parent calls several times has "#2" after its name for the second time, and so on.
     trace[name]: all calls as one tensor, the micro-batches' rows one after another. Last come the parameters' gradients,
     by name. It is plain data: ranks can return it.
@@ -75,11 +76,13 @@ class Departure:
 
 
 class Part(NamedTuple):
-    """What a rank of a composed run has of one process's tensors.
+    """A rank's parts of one process's tensors, in a composed run.
 
-    rows: of the batch; tokens: places in the sequence; None for all. cut: (place, t), of what is cut into t parts in one dim
-    the how manieth: features, heads, or tokens between layers. averaged: over so many ranks are the parameters' gradients
-    averaged; what comes back to a rank's own activations is so many times as large as in one process.
+    rows: places in the batch; None for all
+    tokens: places in the sequence; None for all
+    cut: (place, t): it has the part at this place of the t into which a dim is cut: features, heads, or tokens between layers
+    averaged: the number of ranks over which the parameters' gradients are averaged; what comes back to a rank's own activations
+        is so many times as large as in one process
     """
 
     rows: Sequence[int] | None = None
@@ -88,7 +91,7 @@ class Part(NamedTuple):
     averaged: int = 1
 
     def of(self, reference: Trace, own: Trace) -> Trace:
-        """What the rank should have, by the names of its own trace, which says by its shapes what is cut.
+        """Returns what the rank should have, by the names of its own trace, which says by its shapes what is cut.
 
         A tensor of a module has its rows in dim 0 and its tokens in the last but one. Left out is what the reference has not,
         and what has another shape than such a part: what experts give, gradients in ZeRO's shards, filled-up vocabularies.
@@ -172,7 +175,7 @@ def compare(reference: Trace, other: Trace, limit: float | None = None) -> Depar
 def compare_ranks(
     reference: Trace, traces: Sequence[Trace], parts: Sequence[Part], limit: float | None = None
 ) -> Departure | None:
-    """As compare, for ranks that have parts: the first tensor, in the reference's order, that departs on any of them.
+    """Does as compare, for ranks that have parts: finds the first tensor, in the reference's order, that departs on any.
 
     Ranks that should have the same are each compared with the reference, so that it also finds copies that differ.
     Raises ValueError where a rank has nothing to compare, and unless there is one part for each trace.
@@ -188,7 +191,7 @@ def compare_ranks(
 
 
 def ulps(reference: Tensor, other: Tensor, least: float = 0.0) -> Tensor:
-    """How many units in the last place each element is off, as compare counts them; infinite where one is not finite.
+    """Counts the units in the last place by which each element is off, as compare does; infinite where one is not finite.
 
     least: the smallest number whose unit counts.
     """
@@ -216,7 +219,7 @@ def _aligned(name: str, reference: Trace, other: Trace) -> tuple[Tensor, Tensor]
 
 
 def _picked(tensor: Tensor, dim: int, places: Sequence[int] | None) -> Tensor:
-    """These places of the dim; all of them for None, and where there is no such dim."""
+    """Picks these places of the dim; all of them for None, and where there is no such dim."""
     return tensor if places is None or tensor.dim() < 2 else tensor.index_select(dim, torch.as_tensor(places))
 
 
@@ -234,7 +237,7 @@ def _departure(name: str, reference: Tensor, other: Tensor, least: float, limit:
 
 
 def _mean_square(tensor: Tensor) -> float:
-    """Of the finite numbers."""
+    """Returns the mean square of the finite numbers."""
     squares = tensor.double().square()
     return squares[squares.isfinite()].mean().nan_to_num().item()
 

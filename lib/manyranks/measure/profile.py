@@ -1,4 +1,4 @@
-"""What a process did, operator by operator: torch.profiler's events as intervals that do not overlap."""
+"""The work of a process, operator by operator: torch.profiler's events as intervals that do not overlap."""
 
 import contextlib
 import os
@@ -78,7 +78,10 @@ def _silent() -> Iterator[None]:
 
 
 def _read(events: list, begun: float, ended: float) -> Profile:
-    """begun, ended: moments, by time.perf_counter, right after the event of the whole run began and right after it ended."""
+    """Reads the profiler's events.
+
+    begun, ended: moments, by time.perf_counter, right after the event of the whole run began and right after it ended
+    """
     whole = next((event for event in events if event.name() == _WHOLE and event.activity_type() == "user_annotation"), None)
     if whole is None:
         raise RuntimeError(f"the function runs a torch.profiler of its own: {_TAKEN}; take that one, or this one, out")

@@ -40,7 +40,7 @@ _MOST = 200  # launches
 
 
 class Launches:
-    """What is launched while it is noted. inputs: the tensors that the launcher is given, in their order."""
+    """A record of what is launched. inputs: the tensors that the launcher is given, in their order."""
 
     def __init__(self, inputs: list[Tensor]):
         self._storages = [one.untyped_storage() for one in inputs]
@@ -80,7 +80,7 @@ class Launches:
         return {"memories": self._memories, "sources": self._sources, "launches": self._launches}
 
     def _told(self, value: Any, what: str) -> list:
-        """Neither a tensor nor a module, through which a kernel could do anything."""
+        """Turns a value into data, but neither a tensor nor a module, through which a kernel could do anything."""
         if isinstance(value, tl.constexpr):
             return ["constexpr", self._told(value.value, what)]
         if isinstance(value, tl.dtype):

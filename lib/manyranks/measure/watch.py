@@ -16,10 +16,10 @@ from torch.distributed import distributed_c10d
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from manyranks.measure.aliases import replaced
-from manyranks.measure.elsewhere import Elsewhere
 from manyranks.measure.journal import Journal, Stopped, frames
+from manyranks.measure.location import machinery
 from manyranks.measure.memory import PeakBytes
-from manyranks.measure.place import machinery
+from manyranks.measure.reachable import Elsewhere
 
 OVERWROTE = "a tensor was changed while it was being sent"  # a mark
 _MOMENT, _LOOKS = 0.02, 4  # seconds, and how often to look in the meantime
@@ -28,7 +28,7 @@ _OWN_BOOKS = re.compile("^<frozen importlib|linecache.py$|grade/learner.py$")  #
 
 
 class Event(NamedTuple):
-    """kind: "gradient", "call", "wait" or "mark"; what: the parameter, the operation or the mark; bytes: of a call."""
+    """A note. kind: "gradient", "call", "wait" or "mark"; what: the parameter, the operation or the mark; bytes: of a call."""
 
     kind: str
     what: str
@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 
 class _Memory(PeakBytes):
-    """What happens inside operators is not asked whether it was ready, for no learner's lines run there: that saves time."""
+    """Counts bytes, and stops the profile function inside operators: no learner's lines run there, and that saves time."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         before = sys.getprofile()
@@ -113,11 +113,11 @@ class Watch(Journal):
         self.events[:] = [event for event in self.events if event.kind == "call"]
 
     def forbid(self, function: str, place: str, what: str, hint: str) -> None:
-        """From now on, Stopped is raised where a function of this name calls or waits past the mark `place`."""
+        """Makes a function of this name raise Stopped, from now on, where it calls or waits past the mark `place`."""
         self._forbidden = (function, place, what, hint)
 
     def under_way(self) -> tuple[int, int]:
-        """How many messages are being sent, and how many received: begun, and nobody has waited for them."""
+        """Counts the messages being sent, and those being received: begun, and nobody has waited for them."""
         return len(self._open), len(self._coming)
 
     def weigh(self, *owners) -> None:
@@ -133,11 +133,11 @@ class Watch(Journal):
         self.held.append(min(counts) + others)
 
     def leave_out(self, *owners) -> None:
-        """What these lead to now, such as variables of other cells, doesn't count until an operator uses it."""
+        """Leaves out what these lead to now, such as variables of other cells, until an operator uses it."""
         self._there = Elsewhere(owners).all
 
     def meet(self, *owners) -> None:
-        """From now on, the tensors that these lead to count, whether an operator has used them or not."""
+        """Counts the tensors that these lead to, from now on, whether an operator has used them or not."""
         self._others(owners)
 
     def _others(self, owners: tuple) -> int:
@@ -175,7 +175,7 @@ class Watch(Journal):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _overwrites(self, func, args: tuple, kwargs: dict) -> bool:
-        """Whether the operator writes where an open send reads."""
+        """Returns whether the operator writes where an open send reads."""
         for i, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[i] if i < len(args) else kwargs.get(argument.name)
@@ -184,7 +184,7 @@ class Watch(Journal):
         return False
 
     def _is_read(self, tensor: torch.Tensor) -> bool:
-        """Whether an open send reads a byte of it: other chunks of the same storage may change."""
+        """Returns whether an open send reads a byte of it: other chunks of the same storage may change."""
         own = _Place.of(tensor)
         read = (place for places in self._open.values() for place in places if place.storage == own.storage)
         return any(place.begins < own.ends and own.begins < place.ends for place in read)
@@ -205,7 +205,7 @@ class Watch(Journal):
 
 
 class _Place(NamedTuple):
-    """Where in memory a tensor's first byte is, and where its last one ends."""
+    """A tensor's place in memory: where its first byte is, and where its last one ends."""
 
     storage: StorageWeakRef
     begins: int
@@ -233,7 +233,7 @@ def gradients(leaves: Mapping[str, torch.Tensor], of: str = "the gradient of ") 
 
 
 class Compared:
-    """How many rows ranks send to each other, and expect. All ranks make one, and call it before each exchange.
+    """Compares how many rows ranks send to each other and expect. All ranks make one, and call it before each exchange.
 
     Raises Stopped, on the rank that says it later, where two ranks don't agree.
     """

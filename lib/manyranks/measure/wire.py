@@ -19,7 +19,7 @@ _store: int | None = None  # where ranks are on several machines: the port at wh
 
 
 def unavailable() -> str | None:
-    """Why bytes cannot be counted here, or None where they can."""
+    """Says why bytes cannot be counted here, or returns None where they can."""
     if TCP_INFO is not None:
         return None
     return f"this system ({sys.platform}) does not count a socket's bytes; Linux does, through TCP_INFO"

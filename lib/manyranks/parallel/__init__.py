@@ -4,6 +4,6 @@ Each also runs under torchrun. Its main names are here, too: `manyranks.parallel
 Imports are lazy (PEP 562): each loads its technique only.
 """
 
-from manyranks import lazy, renamed  # noqa: F401
+from manyranks import lazy, older_pytorch  # noqa: F401
 
 __getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

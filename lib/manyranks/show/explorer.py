@@ -36,7 +36,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from manyranks.measure.beside import Small
+from manyranks.measure.compared import Small
 from manyranks.show import page, scenario, style
 from manyranks.show.over import Curves
 from manyranks.show.said import Part, Said

@@ -5,7 +5,7 @@ import html
 import re
 from collections.abc import Iterable
 
-from manyranks.measure.beside import Small
+from manyranks.measure.compared import Small
 from manyranks.show import scenario, units
 from manyranks.show.said import Said
 from manyranks.show.scenario import Cost

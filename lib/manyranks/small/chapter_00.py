@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.small.ranks import OnRanks, few
 
 _MOST = 2**24  # bytes

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.parallel import collectives as library
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory.collectives import rounds, sent_bytes

@@ -2,7 +2,7 @@
 
 import torch
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.parallel.data_parallel import BucketedDataParallel, OverlappedDataParallel
 from manyranks.small.ranks import OnRanks, few
 from manyranks.training.config import GPTConfig

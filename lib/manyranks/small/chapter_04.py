@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.checkpoint_plan import run_plan

@@ -2,7 +2,7 @@
 
 import torch
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.tensor import parallelize
 from manyranks.small.ranks import OnRanks, few

@@ -3,7 +3,7 @@
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.context import ATTENTION
 from manyranks.small.ranks import OnRanks, few
@@ -15,7 +15,7 @@ _AXES = ("ring", "ulysses")
 
 @OnRanks
 def context(values, ranks, say):
-    """One attention on 2 to 8 ranks, float32, in the explorer's layout, mask and variant: bytes sent and kept, and FLOPs."""
+    """An attention on 2 to 8 ranks, float32, in the explorer's layout, mask and variant: bytes sent and kept, and FLOPs."""
     n, variant, layout = few(values["cp"]), values["variant"], values["layout"]
     u = {"ulysses": n, "ring-ulysses": min(n, values["ulysses"] or 2)}.get(variant, 1)  # ranks that exchange heads
     sizes, seq = (1, n * _SHARD, _HEADS, _KV_HEADS, _SIZE), n * _SHARD

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.parallel.expert import Experts, Routing, choose, one_hop, two_hops
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory import expert as theory
@@ -61,7 +61,7 @@ def _choices(full: float, own: int, limited: bool) -> torch.Tensor:
 
 
 def _layer(hops: int) -> None:
-    """Forward and backward."""
+    """Runs forward and backward."""
     experts, chosen_TK = _kept["experts"], _kept["chosen_TK"]
     x_TH = torch.randn(TOKENS, HIDDEN, requires_grad=True)
     routing = Routing(chosen_TK, torch.full(chosen_TK.shape, 1 / TOP_K, requires_grad=True))

@@ -3,7 +3,7 @@
 import torch
 
 from manyranks.measure import machine, timing
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.measure.flops import WorkCounter
 from manyranks.small.ranks import OnRanks
 from manyranks.theory import flops
@@ -18,7 +18,7 @@ _REPEATS, _MOST = 5, 4  # sequences
 
 @OnRanks
 def mfu(values, ranks, say):
-    """One rank in float32: FLOPs of theory and of a counter, seconds beside those that the machine's roof allows, and the roof.
+    """A rank in float32: FLOPs of theory and of a counter, seconds beside those that the machine's roof allows, and the roof.
 
     A linear layer's product forward, a layer and a step of the course's GPT in both directions; micro-batches of 4 at most.
     """

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.parallel.mesh import Mesh
 from manyranks.small.ranks import OnRanks
 from manyranks.theory import Plan
@@ -10,7 +10,7 @@ from manyranks.theory.nd import of_rank, payload
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.parallelize import mesh_of
 from manyranks.training.trainer import Trainer
-from manyranks.world import measurement
+from manyranks.world.counted import measurement
 
 _CONFIG = GPTConfig(seq=64)
 _NAMED = {"tp": "TP", "cp": "CP", "pp": "PP", "data": "DP"}

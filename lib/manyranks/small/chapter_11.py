@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import torch
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.small.ranks import OnRanks
 from manyranks.theory import blocks
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from manyranks.measure.beside import Beside, Small
+from manyranks.measure.compared import Beside, Small
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory.failures import young
 from manyranks.timeline.failures import Failure, History, poisson, survive

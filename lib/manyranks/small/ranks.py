@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 
-from manyranks.measure.beside import Small
+from manyranks.measure.compared import Small
 from manyranks.world.world import World
 
 
@@ -49,5 +49,5 @@ class OnRanks:
 
 
 def few(n: int, most: int = 8) -> int:
-    """As many ranks as asked for, but 2 to `most`."""
+    """Returns as many ranks as asked for, but 2 to `most`."""
     return max(2, min(n, most))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from manyranks import busy
+from manyranks import progress_bar
 from manyranks.theory import bounds, checks, memory, pace, pipeline, stages, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
@@ -106,7 +106,7 @@ class Ranking(Sequence[Found]):
         """The fastest plan like which runs were published, so that its time has an error bar; None where there's none."""
         if not self or not confidence(self[0].time).missing:
             return self[0] if self else None
-        with busy.bar("trying plans like which runs were published") as bar:
+        with progress_bar.bar("trying plans like which runs were published") as bar:
             for found in _fastest_first(_branches(self._task._replace(checked=True))):
                 bar.step(0)
                 if found:
@@ -116,7 +116,7 @@ class Ranking(Sequence[Found]):
     def _find(self, count: float) -> None:
         if len(self._found) >= count:
             return
-        with busy.bar("trying plans") as bar:
+        with progress_bar.bar("trying plans") as bar:
             for found in self._steps:
                 bar.step(0)
                 if found:

@@ -11,7 +11,7 @@ from manyranks.training.config import TrainingConfig
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command. Wrong arguments end it with status 2, before any process is started."""
+    """Runs the command. Wrong arguments end it with status 2, before any process is started."""
     command = parser()
     chosen = command.parse_args(arguments)
     try:
@@ -44,7 +44,7 @@ def _folder(name: str | None, resume: bool) -> str | None:
 
 
 def _saves(chosen, folder: str | None) -> tuple[int | str | None, int | None, float | None]:
-    """How often to save, how many checkpoints stay, and seconds between two failures."""
+    """Returns how often to save, how many checkpoints stay, and seconds between two failures."""
     every, keep, hours = chosen.save_every, chosen.keep, chosen.mtbf
     for option, given in {"--save-every": every, "--keep": keep, "--mtbf": hours}.items():
         if given is not None and folder is None:
@@ -106,7 +106,7 @@ def _on_torchruns_ranks(*arguments):
     import torch.distributed as dist
 
     from manyranks.training.trainer import train
-    from manyranks.world.rank import die_with_the_parent
+    from manyranks.world.rank.process import die_with_the_parent
 
     die_with_the_parent()  # else ranks train on without a torchrun that was killed
     here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))

@@ -1,4 +1,4 @@
-"""What the command line says: the model, how it is trained, and on how many ranks."""
+"""The command line of a training run: the model, how it is trained, and on how many ranks."""
 
 import argparse
 import math
@@ -22,7 +22,6 @@ _USUAL = {field.name: field.default for field in fields(Plan)}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command; its names are those of the configurations' fields."""
     made = argparse.ArgumentParser("python -m manyranks.training", description=_ABOUT)
     _add_ranks(made)
     _add_training(made)
@@ -57,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def checked(chosen: argparse.Namespace) -> tuple[GPTConfig, TrainingConfig, int]:
-    """The configurations, and the number of ranks. Raises ValueError for what cannot be."""
+    """Returns the configurations and the number of ranks. Raises ValueError for what cannot be."""
     gpt = GPTConfig(
         layers=chosen.layers,
         hidden=chosen.hidden,
@@ -109,7 +108,7 @@ def refuse_lost_restarts() -> None:
 
 
 def _plan(chosen: argparse.Namespace) -> Plan | None:
-    """None where nothing but data parallelism was asked for."""
+    """Returns the plan, or None where nothing but data parallelism was asked for."""
     values = {name: getattr(chosen, name) for name in _OF_PLAN}
     if all(value == _USUAL[name] for name, value in values.items()):
         return None

@@ -1,4 +1,4 @@
-"""What a run is told: the sizes of the small GPT, and how it is trained. Brings in no torch."""
+"""The settings of a run: the sizes of the small GPT, and how it is trained. Brings in no torch."""
 
 import math
 from dataclasses import dataclass, fields
@@ -100,7 +100,7 @@ class GPTConfig:
             )
 
     def _check_experts(self) -> None:
-        """What shape() does not: it knows sizes only, and divides by top_k."""
+        """Checks what shape() does not: it knows sizes only, and divides by top_k."""
         _check_whole(top_k=self.top_k)
         if self.experts and self.style != "llama":
             raise ValueError(
@@ -136,18 +136,22 @@ class GPTConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How to train: AdamW, with a learning rate that rises for `warmup` steps, then falls.
+    """Settings for AdamW, with a learning rate that rises for `warmup` steps, then falls.
 
+    batch: sequences of a step, over all ranks
+    accumulate: micro-batches that a rank cuts its part of the batch into
+    clip: the longest gradient, by its 2-norm over all parameters
+    bf16: products in bfloat16, with zero=3 all that computes but the loss; weights and optimizer
+        in float32
+    seed: of the first weights and of dropout
     zero: the stage of ZeRO, or what the ranks share out: 0 nothing (data parallelism), 1 the
-    optimizer's states, 2 also gradients, 3 also parameters (FullyShardedDataParallel).
-    recompute: what backward computes again: "selective" attention's core, "full" each layer.
-    batch: sequences of a step, over all ranks. accumulate: micro-batches that a rank cuts its
-    part into. clip: the longest gradient, by its 2-norm over all parameters. bf16: products in
-    bfloat16, with zero=3 all that computes but the loss; weights and optimizer in float32.
-    seed: of the first weights and of dropout.
-    plan: how a step is split over ranks of all axes, None: they share the batch, as above. Where
-    there is one, batch, accumulate, zero and recompute are the plan's; bf16 is left out, for its
-    precision says it. With cp > 1 "selective" computes nothing more again: attention is blockwise.
+        optimizer's states, 2 also gradients, 3 also parameters (FullyShardedDataParallel)
+    recompute: what backward computes again: "selective" attention's core, "full" each layer
+    plan: how a step is split over ranks of all axes; None: they share the batch, as above. Where
+        there is one, batch, accumulate, zero and recompute are the plan's; bf16 is left out, for
+        its precision says it. With cp > 1 "selective" computes nothing more again: attention is
+        blockwise
+
     Raises ValueError, naming the field, for values that are not allowed.
     """
 
@@ -185,7 +189,7 @@ class TrainingConfig:
             raise ValueError(f"weight_decay={self.weight_decay!r}: must be 0 or more")
 
     def _take(self, plan: Plan) -> None:
-        """Its fields are the plan's. They may be given, too, but not be others."""
+        """Takes the plan's values for its own fields. They may be given, too, but not be others."""
         taken = {"batch": plan.batch, "accumulate": plan.microbatches}
         taken |= {"zero": plan.zero, "recompute": plan.recompute, "bf16": False}
         usual = {field.name: field.default for field in fields(self)}

@@ -64,20 +64,20 @@ def batch(step: int, size: int, seq: int, rank: int = 0, ranks: int = 1) -> Tens
 
 
 def pairs(step: int, size: int, seq: int) -> tuple[Tensor, Tensor]:
-    """What batch gives to this rank of the default group, as inputs and the bytes that follow."""
+    """Returns batch() for this rank of the default group: inputs, and the bytes that follow."""
     tokens_BT = batch(step, size, seq, dist.get_rank(), dist.get_world_size())
     return tokens_BT[:, :-1], tokens_BT[:, 1:]
 
 
 def held_out(size: int, seq: int, rank: int = 0, ranks: int = 1) -> Tensor:
-    """This rank's of `size` sequences spread evenly over the held-out text; as in batch."""
+    """Returns this rank's of `size` sequences spread evenly over the held-out text, as batch."""
     rest = text().held_out
     starts_B = torch.arange(size, device="cpu") * (len(rest) - seq) // size
     return _cut(rest, starts_B[share(size, rank, ranks)], seq)
 
 
 def share(size: int, rank: int, ranks: int) -> slice:
-    """Which of `size` sequences are this rank's: the first size % ranks ranks take one more."""
+    """Returns which of `size` sequences are this rank's: the first size % ranks take one more."""
     least, more = divmod(size, ranks)
     first = rank * least + min(rank, more)
     return slice(first, first + least + (rank < more))

@@ -68,7 +68,7 @@ class Embedding(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); moe: whether the MLP is made of experts."""
+    """Adds attention(norm(x)) to x, then mlp(norm(x)); moe: whether the MLP is made of experts."""
 
     def __init__(self, config: GPTConfig, moe: bool = False):
         super().__init__()
@@ -207,7 +207,7 @@ def _mixture(config: GPTConfig) -> MoE:
 
 
 def each(x: Tensor, *linears: nn.Module) -> list[Tensor]:
-    """What several linear layers make of one input; it can be set from outside, too."""
+    """Applies several linear layers to one input. MLP.project can be set to another function."""
     return [linear(x) for linear in linears]
 
 
@@ -220,7 +220,7 @@ class Head(nn.Module):
         self.projection = nn.Linear(config.hidden, config.vocab, bias=False)
 
     def forward(self, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
-        """positions_S: not used; all parts of the model are called alike."""
+        """Returns logits. positions_S: not used; all parts of the model are called alike."""
         return self.projection(self.norm(x_BSH))
 
 

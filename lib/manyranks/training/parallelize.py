@@ -53,7 +53,7 @@ def parallelize(
 
 
 def _experts(model: GPT, plan: Plan, here: Here) -> ExpertParallel:
-    """On axes of their own where the mesh has etp, else on the data-parallel ranks."""
+    """Puts experts on axes of their own where the mesh has etp, else on the data-parallel ranks."""
     axes = ("ep_replicas", "ep", "etp")[: 3 if here.mesh.etp else 2]
     mesh = here.plane(*axes, ep_replicas="replicas", ep="experts", etp="tensor")
     how = {"reduces": plan.zero == 0, "same_tokens": not plan.sequence_parallel and plan.tp > 1}
@@ -61,7 +61,7 @@ def _experts(model: GPT, plan: Plan, here: Here) -> ExpertParallel:
 
 
 def _stages(model: GPT, plan: Plan, context: ContextParallel | None) -> list[Stage]:
-    """All of the model's, of as many layers as the theory's."""
+    """Deals the model into its stages, of as many layers as the theory's."""
     sizes = [
         stage.layers + stage.embedding + stage.head
         for stage in stages.deal(model.config.shape(), plan.stages, plan.embedding_slots)
@@ -71,13 +71,13 @@ def _stages(model: GPT, plan: Plan, context: ContextParallel | None) -> list[Sta
 
 
 def mesh_of(plan: Plan) -> Mesh:
-    """Its axes. Experts have some of their own where theory.nd has no place for them."""
+    """Makes a plan's mesh. Experts have axes of their own where theory.nd has no place for them."""
     etp = plan.expert_tp if unplaced(plan) else None
     return Mesh(plan.dp, plan.pp, plan.cp, plan.tp, plan.ep, plan.dp_shard, etp=etp)
 
 
 def schedule(plan: Plan) -> Schedule:
-    """The one that a plan names, for its ranks and micro-batches."""
+    """Returns the schedule that a plan names, for its ranks and micro-batches."""
     p, m = plan.pp, plan.microbatches
     if plan.virtual > 1 or plan.schedule == "interleaved":
         return schedules.interleaved(p, m, plan.virtual)

@@ -1,4 +1,4 @@
-"""One line that says how far a run is, rewritten in place; nothing where nobody would see it."""
+"""A line that says how far a run is, rewritten in place; nothing where nobody would see it."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Which plans the trainer can run with the small GPT. Brings in no torch."""
+"""The plans that the trainer can run with the small GPT. Brings in no torch."""
 
 from manyranks.theory.plan import Plan, multiples
 from manyranks.training.config import GPTConfig
@@ -80,7 +80,7 @@ def _sharding(plan: Plan) -> str:
 
 
 def _not_there(plan: Plan) -> str:
-    """What theory has and the trainer has not."""
+    """Says what the plan has and the trainer has not; empty where it has all of it."""
     if plan.precision not in PRECISIONS:
         return f"precision={plan.precision!r}: the trainer has {' and '.join(PRECISIONS)}; say one"
     if plan.offload != "none":

@@ -31,11 +31,12 @@ Pairs = list[tuple[Tensor, "Kind"]]
 
 
 class Kind(NamedTuple):
-    """What parameters have in common whose states lie in one row.
+    """The kind of parameters whose states lie in one row.
 
-    decays: matrices do; norms and biases have no size to lose. expert: only this rank's
-    ep_replicas have it. summed_over: ranks whose gradients of it are parts of one, beside data
-    parallelism's. copies: how many ranks of one data-parallel coordinate have the same elements.
+    decays: whether weight decay applies: to matrices, for norms and biases have no size to lose
+    expert: whether only this rank's ep_replicas have it
+    summed_over: ranks whose gradients of it are parts of one, beside data parallelism's
+    copies: how many ranks of one data-parallel coordinate have the same elements
     """
 
     decays: bool
@@ -45,9 +46,10 @@ class Kind(NamedTuple):
 
 
 class Parts:
-    """What this rank has of a model, and which axes were applied to it.
+    """A rank's parts of a model, and the axes that were applied to it.
 
-    names: of the parameters, in the whole model; size: how many numbers these have.
+    names: of the parameters, in the whole model
+    size: how many numbers the whole model's parameters have
     """
 
     def __init__(self, model: gpt.GPT, here: Here | None):
@@ -61,7 +63,7 @@ class Parts:
         self.schedule: Schedule | None = None
 
     def note_names(self) -> None:
-        """Once the model's parameters are those that it keeps."""
+        """Notes the parameters' names, once they are those that the model keeps."""
         self.names = {parameter: name for name, parameter in self.model.named_parameters()}
 
     def take_stages(self, stages: list[Stage], schedule: Schedule) -> None:
@@ -78,7 +80,7 @@ class Parts:
         self.names = {parameter: self.names[parameter] for parameter in self.model.parameters()}
 
     def kinds(self) -> dict[nn.Parameter, Kind]:
-        """Of each parameter on this rank."""
+        """Returns the kind of each parameter on this rank."""
         own = set(self.experts.expert_parameters()) if self.experts else set()
         tied = {one.parameter: one.stages for s in self.stages.values() for one in s.shared}
         return {p: self._kind(p, p in own, tied.get(p, ())) for p in self.model.parameters()}
@@ -122,13 +124,15 @@ class Spread:
         self.pipeline = self._pipeline() if parts.stages else None
 
     def loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-        """Of the own tokens, their sum; the logits may be a part of the vocabulary's."""
+        """Sums the losses of the own tokens; the logits may be a part of the vocabulary's."""
         total = self.parts.tensor.loss if self.parts.tensor else gpt.loss
         return total(logits_BSV, targets_BS, reduction="sum")
 
     def complete(self) -> None:
-        """After the last finish() of a step: gradients become those of the global mean, where
-        data parallelism alone does not make them so."""
+        """Turns gradients into those of the global mean, where data parallelism alone does not.
+
+        Called after the last finish() of a step.
+        """
         if self.parts.here is None:
             return
         if self.pipeline:
@@ -153,7 +157,7 @@ class Spread:
         return sharding.clip_grad_norm([t for t, _ in stepped], most, everyone, holders)
 
     def stepped(self) -> Pairs:
-        """What the optimizer steps, with its gradients: parameters, or shards of rows."""
+        """Returns what the optimizer steps, with gradients: parameters or shards, and each kind."""
         for zero in self._zeros:
             zero.gradients()
         if not self.rows:
@@ -165,7 +169,7 @@ class Spread:
         ]
 
     def held(self) -> Held:
-        """What this rank holds now, as ZeroOptimizer.held(), padding included."""
+        """Returns what this rank holds now, as ZeroOptimizer.held(), padding included."""
         if self._zeros:
             each = [zero.held() for zero in self._zeros]
             return Held(*(sum(tensors, ()) for tensors in zip(*each, strict=True)))
@@ -196,7 +200,7 @@ class Spread:
         return Alone(whole)
 
     def _unit_by_unit(self, module: nn.Module) -> FullyShardedDataParallel:
-        """Not under autocast, which would keep each weight in bfloat16 until its backward."""
+        """Wraps a module without autocast, which would keep weights in bfloat16 until backward."""
         half = torch.bfloat16 if self.training.bf16 else None
         full = next(module.parameters()).dtype if half else None
         where = {"group": self._shards}

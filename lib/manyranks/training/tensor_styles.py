@@ -1,4 +1,4 @@
-"""Which of the small GPT's parts tensor parallelism cuts, and how."""
+"""The parts of the small GPT that tensor parallelism cuts, and how it cuts each."""
 
 from manyranks.parallel.tensor import Masks, Positions, Style, Vocabulary
 from manyranks.parallel.tensor.families import in_layers

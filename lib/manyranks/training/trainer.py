@@ -34,7 +34,7 @@ Group = dist.ProcessGroup | None
 
 
 class Result(NamedTuple):
-    """What a run says at its end, the same on every rank. Losses are in nats a byte."""
+    """The results of a run, the same on every rank. Losses are in nats a byte."""
 
     losses: list[float]  # of each step's global batch, before the step
     held_out: float  # after the last step
@@ -47,14 +47,18 @@ class Result(NamedTuple):
 
 
 class Trainer:
-    """One rank's part of a run: `.model`, wrapped, `.optimizer` and `.step`, the number done.
+    """A rank's part of a run: `.model`, wrapped, `.optimizer` and `.step`, the number done.
 
-    With a training.plan also `.here`, this rank's place in the plan's mesh.
+    With a training.plan it also has `.here`, this rank's place in the plan's mesh.
+
     wrapper: a class of parallel.data_parallel, used where there is a process group and
-    training.zero is 0. group: None for the default one. dtype: of parameters, gradients and
-    optimizer; None: what the plan's precision says, else float32. Raises ValueError where the
-    batch is too small for the ranks, the vocabulary for bytes, for experts that are to be
-    balanced, for a group with a plan, and as check_plan and parallelize do.
+        training.zero is 0
+    group: None for the default one
+    dtype: of parameters, gradients and optimizer; None: what the plan's precision says, else
+        float32
+
+    Raises ValueError where the batch is too small for the ranks, the vocabulary for bytes, for
+    experts that are to be balanced, for a group with a plan, and as check_plan and parallelize do.
     """
 
     def __init__(
@@ -147,13 +151,13 @@ class Trainer:
 
     @property
     def _run(self) -> str:
-        """What a run that goes on must share: weights, data and dropout follow from it."""
+        """Returns what a run that goes on must share: weights, data and dropout follow from it."""
         training, text = self.training, len(corpus.text().train)
         return f"{self.gpt}, seed={training.seed}, batch={training.batch}, {text:,} bytes of text"
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the one rank that shows progress: the first of those with a loss."""
+        """Returns whether this is the rank that shows progress: the first of those with a loss."""
         if self.here is None:
             return self.rank == 0
         stages, mesh = self.spread.pipeline, self.here.mesh
@@ -161,7 +165,7 @@ class Trainer:
         return self.rank == mesh.rank(pp=last)
 
     def _train(self, tokens_BT: Tensor) -> Tensor:
-        """One step on this rank's part of the batch; returns its share of the batch's loss."""
+        """Takes a step on this rank's part of the batch; returns its share of the batch's loss."""
         if self.gpt.dropout:  # another mask each step and rank, and the same after a resume
             drawn = f"{self.training.seed} {self.step} {self._draws}"
             torch.manual_seed(zlib.crc32(drawn.encode()))
@@ -176,7 +180,7 @@ class Trainer:
         return share
 
     def _microbatches(self, tokens_BT: Tensor) -> Tensor:
-        """Forward and backward of one after another."""
+        """Runs forward and backward of one micro-batch after another."""
         parts = tokens_BT.tensor_split(self.training.accumulate)
         shares = []
         for i, part_BT in enumerate(parts):
@@ -192,14 +196,14 @@ class Trainer:
         return torch.stack(shares).sum().detach()
 
     def _stages(self, tokens_BT: Tensor) -> Tensor:
-        """Forward and backward of all of them, as the schedule says."""
+        """Runs forward and backward of all micro-batches, as the schedule says."""
         with self.model.no_sync():
             losses = self.spread.pipeline.step(*self._cut(tokens_BT))
         self.model.finish()
         return self._share_of_mean(losses, len(tokens_BT), self.training.batch)
 
     def _share(self, tokens_BT: Tensor, sequences: int) -> Tensor:
-        """What these sequences add to the mean loss over all tokens of so many sequences."""
+        """Returns what these add to the mean loss over all tokens of so many sequences."""
         inputs_BS, targets_BS = self._cut(tokens_BT)
         autocast = self.training.bf16 and self.training.zero < 3
         with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
@@ -207,7 +211,7 @@ class Trainer:
         return total / (sequences * self.gpt.seq)
 
     def _share_of_mean(self, losses: Tensor | None, own: int, sequences: int) -> Tensor:
-        """As _share, from the micro-batches' parts of the own mean; 0 where others have these."""
+        """Does as _share, from micro-batches' parts of the own mean; 0 where others have these."""
         if losses is None:
             return torch.zeros((), dtype=self._precise, device=self.device)
         return losses.sum() * own / (sequences * self.here.mesh.cp)
@@ -219,13 +223,13 @@ class Trainer:
         return tuple(context.shard(whole) for whole in both) if context else both
 
     def _evaluated(self, tokens_BT: Tensor, sequences: int) -> Tensor:
-        """Forward only, through all stages."""
+        """Runs forward only, through all stages."""
         parts = max(1, sequences // (self._data[1] * self.training.plan.microbatch))
         losses = self.spread.pipeline.evaluate(parts, *self._cut(tokens_BT))
         return self._share_of_mean(losses, len(tokens_BT), sequences)
 
     def _summed(self, shares: list[Tensor]) -> list[float]:
-        """Each one's sum over the ranks, exact, so that it depends on nothing else."""
+        """Sums each one over the ranks, exactly, so that it depends on nothing else."""
         row = torch.stack(shares) if shares else torch.empty(0, device=self.device)
         rows = [row]
         if dist.is_initialized():
@@ -331,7 +335,7 @@ def _used(trainer: Trainer, steps_per_second: float) -> Utilisation:
 
 
 def learning_rate(step: int, training: TrainingConfig) -> float:
-    """Of a step, counted from 0: linear warm-up, then a cosine down to a tenth at the last one."""
+    """Returns the rate of a step, from 0: linear warm-up, then a cosine to a tenth at the last."""
     if step < training.warmup:
         return training.learning_rate * (step + 1) / training.warmup
     done = min(1.0, (step - training.warmup) / max(1, training.steps - 1 - training.warmup))

@@ -1,4 +1,4 @@
-"""How much of what the ranks can do a training run has used: MFU and HFU."""
+"""The share of the ranks' FLOP/s that a training run has used: MFU and HFU."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ class Utilisation:
         return flops.mfu(*self._run, convention)
 
     def hfu(self, convention: str = "causal") -> float:
-        """As mfu, with what is computed a second time."""
+        """Does as mfu, and counts what is computed a second time."""
         return flops.hfu(*self._run, self.recompute, convention, self.flash)
 
     @property
@@ -54,7 +54,7 @@ class Utilisation:
 
 
 def peak(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Peak:
-    """Of one device: by its name where a data sheet has the number, else measured, and it says so.
+    """Returns a device's peak, from a data sheet if there is one, else measured; it says which.
 
     A float32 product on a GPU is one of TF32 where torch.backends allows that.
     """
@@ -71,8 +71,10 @@ def peak_of_ranks(
     dtype: torch.dtype = torch.float32,
     group: dist.ProcessGroup | None = None,
 ) -> Peak:
-    """Of all ranks of the group together, as each of them calls it: measured at the same time,
-    because ranks on one machine share its cores."""
+    """Returns the peak of all ranks of the group together, as each of them calls it.
+
+    They measure at the same time, because ranks on one machine share its cores.
+    """
     if not dist.is_initialized():
         return peak(device, dtype)
     dist.barrier(group)

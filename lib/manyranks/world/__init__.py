@@ -1,10 +1,11 @@
 """Floor 2: ranks from a notebook. `World` starts processes, runs functions on them and explains what went wrong.
 
-Read from the bottom up: `forkserver` has imported torch and forks each rank; `rank` is a rank's life, and `watch` its second
-thread, which answers "where are you?"; `local` is the kernel's handle on these processes (with engine="ray", `ray_engine` takes
-its place, and `ray_nodes` forks the ranks on each node); `collect` waits for replies and notices trouble; `deadlock` proves
-from the ranks' calls that they would wait forever; `diagnose` puts the trouble into words; `world` is what a reader calls.
-Ranks that run code of strangers: `confine` fences them, and `plain` reads nothing but data from them.
+Read from the bottom up: `processes.forkserver` has imported torch and forks each rank; `rank.process` is a rank's life, and
+`rank.watch` its second thread, which answers "where are you?"; `processes.local` is the kernel's handle on these processes
+(with engine="ray", `processes.ray_engine` takes its place, and `processes.ray_nodes` forks the ranks on each node); `collect`
+waits for replies and notices trouble; `faults.deadlock` proves from the ranks' calls that they would wait forever;
+`faults.diagnose` puts the trouble into words; `world` is what a reader calls. Ranks that run code of strangers:
+`fences.confine` fences them, and `rank.plain` reads nothing but data from them.
 """
 
 from manyranks import lazy

@@ -4,7 +4,7 @@ import linecache
 import os
 import sys
 
-from manyranks.measure.place import Place
+from manyranks.measure.location import Place
 
 only_remembered = False  # whether a rank's code chooses the names of files: grade.apart sets it, and no file is opened then
 _remembered: dict[str, list[str]] = {}

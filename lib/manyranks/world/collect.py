@@ -3,51 +3,27 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from manyranks.world import watch
-from manyranks.world.deadlock import Case
-from manyranks.world.debugger import Asked
-from manyranks.world.local import RankProcess
-from manyranks.world.output import Output
-from manyranks.world.patience import Clock
-from manyranks.world.plain import NotPlain
-from manyranks.world.rank import ASKED, SHOWN, Reply
-from manyranks.world.shown import Shown
-from manyranks.world.team import Team
+from manyranks.world.errors import HUNG_UP
+from manyranks.world.faults.deadlock import Case
+from manyranks.world.faults.outcome import Outcome
+from manyranks.world.notebook.output import Output
+from manyranks.world.processes.local import RankProcess
+from manyranks.world.processes.patience import Clock
+from manyranks.world.processes.team import Team
+from manyranks.world.rank import watch
+from manyranks.world.rank.debugger import Asked
+from manyranks.world.rank.plain import NotPlain
+from manyranks.world.rank.process import ASKED, SHOWN, Reply
+from manyranks.world.rank.shown import Shown
 
 _TICK = 0.1
 _DRAINING = 1.0
+_ENDING, _BUSY = 1.0, 30.0  # seconds until it is known how a process ended that has hung up, on a busy machine, too
 _QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: what is quiet, and how long to wait in all for ranks that compute
 _LOOK = 0.5  # seconds between two looks at ranks that have not replied
 _AT_ONCE, _AGAIN_AFTER = 0.02, 10.0  # seconds in which idle ranks answer, and until a question is asked again
 _AGAIN = 0.3  # seconds in which a rank that is debugged may ask for its next line before another one gets its turn
-
-
-@dataclass
-class Outcome:
-    """How a run went: the ranks' replies with the frames of their results, those that died, and what the others did."""
-
-    ranks: tuple[int, ...]
-    replies: dict[int, tuple] = field(default_factory=dict)  # rank -> (Reply, frames)
-    deaths: dict[int, int] = field(default_factory=dict)  # rank -> exit code
-    debugged: set[int] = field(default_factory=set)  # ranks whose debugger waits for a line
-    stopped: set[int] = field(default_factory=set)  # ranks that still ran when the run was given up
-    deadlock: bool = False
-    late: bool = False
-    whereabouts: dict[int, watch.Whereabouts | None] = field(default_factory=dict)  # of the ranks that did not reply
-    faults: dict[int, str] = field(default_factory=dict)  # faulthandler's lines of those that did not even say where
-
-    @property
-    def missing(self) -> list[int]:
-        """Ranks that have neither replied nor died."""
-        return [rank for rank in self.ranks if rank not in self.replies and rank not in self.deaths]
-
-    @property
-    def failed(self) -> list[int]:
-        """Ranks that raised, the first one first."""
-        failures = {rank: reply.failure for rank, (reply, _) in self.replies.items() if reply.failure}
-        return sorted(failures, key=lambda rank: failures[rank].when)
 
 
 def collect(
@@ -189,7 +165,8 @@ class _Gathering:
 
     def _died(self, process: RankProcess) -> None:
         self._outcome.replies.pop(process.rank, None)
-        self._outcome.deaths[process.rank] = process.poll(seconds=1.0) or 0
+        code = process.poll(_ENDING if process.confined else _BUSY)
+        self._outcome.deaths[process.rank] = HUNG_UP if code is None else code
         self._note(True)
 
     def _print(self, process: RankProcess, stream: str) -> None:

@@ -1,6 +1,7 @@
 """What can go wrong with a world, as exceptions whose text is the report that the reader sees."""
 
 NODE_LOST = -256  # the exit code of a rank whose machine is gone: no signal has this number
+HUNG_UP = -257  # of one that has closed its connection, and whose process has not ended
 
 
 class WorldError(RuntimeError):
@@ -42,7 +43,7 @@ class RankFailed(WorldError):
 class RankDied(WorldError):
     """A rank's process ended. rank: which; exit_code: its exit code, negative for a signal, as subprocess has it.
 
-    Where the rank's machine is gone, NODE_LOST.
+    Where the rank's machine is gone, NODE_LOST; where it has closed its connection and lives on, HUNG_UP.
     """
 
     def __init__(self, message: str, rank: int, exit_code: int):

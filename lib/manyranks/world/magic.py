@@ -6,8 +6,8 @@ import time
 
 from manyranks.world import cells, limits
 from manyranks.world.errors import WorldError
-from manyranks.world.local import the_forkserver
-from manyranks.world.recording import wanted
+from manyranks.world.processes.local import the_forkserver
+from manyranks.world.rank.recording import wanted
 from manyranks.world.world import newest
 
 _USAGE = (

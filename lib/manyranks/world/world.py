@@ -10,17 +10,20 @@ import warnings
 import weakref
 from collections.abc import Callable
 
-from manyranks import busy
+from manyranks import progress_bar
 from manyranks.measure.divergence import first_divergence
-from manyranks.world import collect, debugger, diagnose, limits, messages, plain, tasks, watch
-from manyranks.world.confine import Confined
+from manyranks.world import collect, limits
+from manyranks.world.counted.measurement import Measurement, measurement
 from manyranks.world.errors import RankDied, RankFailed, RankHung, RunInterrupted, WorldError
-from manyranks.world.live import live
-from manyranks.world.measurement import Measurement, measurement
-from manyranks.world.output import Output
-from manyranks.world.prompt import Prompt
-from manyranks.world.recording import wanted
-from manyranks.world.team import Team, server_of
+from manyranks.world.faults import diagnose
+from manyranks.world.faults.outcome import Outcome
+from manyranks.world.fences.confine import Confined
+from manyranks.world.notebook.live import live
+from manyranks.world.notebook.output import Output
+from manyranks.world.notebook.prompt import Prompt
+from manyranks.world.processes.team import Team, server_of
+from manyranks.world.rank import debugger, messages, plain, tasks, watch
+from manyranks.world.rank.recording import wanted
 
 _open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
 _LOST = "\n\nThe variables of %%ranks cells are gone: the next run starts fresh ranks."
@@ -64,7 +67,7 @@ class World:
         self._unpack: Callable = plain.unpack if confined else messages.unpack
         self._servers: list = []  # what forks ranks: one, once there was need of it
         self._team: Team | None = self._new_team()
-        self._went_wrong: tuple[Team, collect.Outcome, int] | None = None  # what debug looks at, and the rank it begins with
+        self._went_wrong: tuple[Team, Outcome, int] | None = None  # what debug looks at, and the rank it begins with
         self._holder = [self._team]  # what the finalizer closes: the present team, not the first
         weakref.finalize(self, _end, self._holder, self._servers)
         _open.append(weakref.ref(self))
@@ -125,7 +128,7 @@ class World:
             rank = first if rank is None else rank
             if type(rank) is not int or rank not in outcome.ranks:
                 raise ValueError(f"rank={rank!r}: the run that failed had the ranks {', '.join(map(str, outcome.ranks))}")
-            alone, output = collect.Outcome((rank,)), Output(time.monotonic())
+            alone, output = Outcome((rank,)), Output(time.monotonic())
             if rank in outcome.missing:
                 team.processes[rank].question(watch.DEBUG)
             else:
@@ -196,7 +199,7 @@ class World:
         recordings = {rank: outcome.replies[rank][0].recording for rank in outcome.ranks}
         return measurement(self._results(outcome), recordings)
 
-    def _run(self, ranks, fn, args, kwargs, wanted: frozenset | None = None) -> collect.Outcome:
+    def _run(self, ranks, fn, args, kwargs, wanted: frozenset | None = None) -> Outcome:
         if self._closed:
             raise WorldError("this world is closed; make a new one: mr.World(...)")
         if not callable(fn):
@@ -206,7 +209,7 @@ class World:
             team = self._ready_team()
             team.warn_where_stale(fn)
             team.kept |= fn in (tasks.run_cell, tasks.time_cell, tasks.set_variables)
-            output, outcome = Output(time.monotonic()), collect.Outcome(tuple(ranks))
+            output, outcome = Output(time.monotonic()), Outcome(tuple(ranks))
             with live(outcome, output) as shown:
                 try:
                     self._ask(team, outcome, frames, output, shown.step)
@@ -219,7 +222,7 @@ class World:
                 self._judge(outcome, team)
         return outcome
 
-    def _ask(self, team: Team, outcome: collect.Outcome, frames: dict[int, list], output: Output, step: Callable) -> None:
+    def _ask(self, team: Team, outcome: Outcome, frames: dict[int, list], output: Output, step: Callable) -> None:
         try:
             for rank in outcome.ranks:
                 with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
@@ -253,7 +256,7 @@ class World:
         self._team = self._went_wrong = None
         _close_team(self._holder)
 
-    def _set_aside(self, team: Team, outcome: collect.Outcome) -> None:
+    def _set_aside(self, team: Team, outcome: Outcome) -> None:
         """Ranks that can't be used again stay for debug until the next run. None of them may compute meanwhile: those that do
         are interrupted where they are, and if they don't stop, all are ended."""
         self._team = None
@@ -269,7 +272,7 @@ class World:
         if any(rank in outcome.missing for rank in computing):
             self._drop_team()
 
-    def _interrupted(self, team: Team, outcome: collect.Outcome, output: Output) -> bool:
+    def _interrupted(self, team: Team, outcome: Outcome, output: Output) -> bool:
         """Brings the ranks back if they come at once; they are replaced if not. Returns whether they came."""
         usable = False
         try:
@@ -284,7 +287,7 @@ class World:
                 print(_LOST.strip() if team.kept else "", end="", file=sys.stderr)
         return usable
 
-    def _judge(self, outcome: collect.Outcome, team: Team) -> None:
+    def _judge(self, outcome: Outcome, team: Team) -> None:
         """Raises or warns as the outcome calls for, and lets go of ranks that cannot be used again."""
         if self._closed:
             raise WorldError("the world was closed while a run was under way")
@@ -302,7 +305,7 @@ class World:
         if not usable and self._went_wrong:
             self._set_aside(team, outcome)
         if error is not None:
-            hint = _DEBUG if self._went_wrong and busy.notebook() else ""
+            hint = _DEBUG if self._went_wrong and progress_bar.notebook() else ""
             error.args = (error.args[0] + hint + lost,)
             raise error
         diverging = first_divergence(diagnose.recent_calls(outcome))
@@ -311,7 +314,7 @@ class World:
         elif not usable:
             _warn(f"a message was sent that nobody received, or the group was destroyed; the next run has fresh ranks.{lost}")
 
-    def _results(self, outcome: collect.Outcome) -> list:
+    def _results(self, outcome: Outcome) -> list:
         return [_read(rank, outcome.replies[rank][1], self._unpack) for rank in outcome.ranks]
 
     def checked_ranks(self, ranks) -> tuple[int, ...]:
@@ -369,7 +372,7 @@ def _packed(task: tuple) -> list:
         ) from None
 
 
-def _error(outcome: collect.Outcome, team: Team, timeout: float | None, unpack: Callable) -> WorldError | None:
+def _error(outcome: Outcome, team: Team, timeout: float | None, unpack: Callable) -> WorldError | None:
     if outcome.deaths:
         rank = next(iter(outcome.deaths))  # the first that was noticed: others may have died of it
         report = diagnose.death_report(rank, outcome, team.processes[rank].fault_lines())
@@ -404,6 +407,6 @@ def _left(error: WorldError) -> bool:
     return isinstance(error, RankFailed) and error.kind == debugger.Left.__name__
 
 
-def _usable(outcome: collect.Outcome, team: Team) -> bool:
+def _usable(outcome: Outcome, team: Team) -> bool:
     """Whether the next run can use the same ranks."""
     return not outcome.missing and not outcome.deaths and not team.torn and collect.agree(outcome)

@@ -7,7 +7,7 @@ from math import log, nan
 
 from matplotlib.axes import Axes
 
-from manyranks.measure.beside import Small
+from manyranks.measure.compared import Small
 from manyranks.show import style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice, value_slider

@@ -2,7 +2,7 @@
 
 import math
 
-from manyranks import busy
+from manyranks import progress_bar
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.published.steps import FOUNDRY, KORTHIKANTI, PRETRAINING, SC21, TORCHTITAN, Row, rows
 
@@ -30,7 +30,7 @@ def mean_error(chosen: list[Row], constants: Constants = DEFAULT) -> float:
 def leave_one_out() -> dict[str, tuple[float, float]]:
     """For each table, the constant fitted on all others, and the table's mean absolute error with it."""
     found = {}
-    for table in busy.each(TABLES, "fitting"):
+    for table in progress_bar.each(TABLES, "fitting"):
         matmul = fit(tuple(other for other in TABLES if other != table))
         own = [row for row in rows() if row.table == table]
         found[table] = matmul, mean_error(own, Constants(matmul=matmul))

@@ -1,0 +1,1 @@
+"""Runs that go wrong: proven deadlocks, and the report that a reader sees."""

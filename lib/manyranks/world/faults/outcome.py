@@ -1,0 +1,31 @@
+"""The outcome of a run: what each rank replied, and what those did that did not."""
+
+from dataclasses import dataclass, field
+
+from manyranks.world.rank import watch
+
+
+@dataclass
+class Outcome:
+    """The outcome of a run: the ranks' replies with the frames of their results, those that died, and what the others did."""
+
+    ranks: tuple[int, ...]
+    replies: dict[int, tuple] = field(default_factory=dict)  # rank -> (Reply, frames)
+    deaths: dict[int, int] = field(default_factory=dict)  # rank -> exit code
+    debugged: set[int] = field(default_factory=set)  # ranks whose debugger waits for a line
+    stopped: set[int] = field(default_factory=set)  # ranks that still ran when the run was given up
+    deadlock: bool = False
+    late: bool = False
+    whereabouts: dict[int, watch.Whereabouts | None] = field(default_factory=dict)  # of the ranks that did not reply
+    faults: dict[int, str] = field(default_factory=dict)  # faulthandler's lines of those that did not even say where
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have neither replied nor died."""
+        return [rank for rank in self.ranks if rank not in self.replies and rank not in self.deaths]
+
+    @property
+    def failed(self) -> list[int]:
+        """Ranks that raised, the first one first."""
+        failures = {rank: reply.failure for rank, (reply, _) in self.replies.items() if reply.failure}
+        return sorted(failures, key=lambda rank: failures[rank].when)

@@ -1,0 +1,1 @@
+"""Fences around ranks that run code of strangers."""

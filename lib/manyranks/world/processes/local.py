@@ -1,0 +1,406 @@
+"""Ranks on this machine: the kernel's side of the forkserver, and a handle on each rank's process."""
+
+import atexit
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from manyranks import progress_bar
+from manyranks.world.errors import NotStarted
+from manyranks.world.fences import sandbox
+from manyranks.world.fences.confine import clean
+from manyranks.world.processes import forkserver
+from manyranks.world.processes.patience import Patience
+from manyranks.world.rank import messages, plain, watch
+
+_WHOLE = 8.0  # seconds in which a confined rank must have sent the whole of a message that it has begun
+_TICK, _SMALL = 0.05, 1 << 20  # seconds, and bytes, of an answer to "where are you?"
+_STANDING_STILL = 60.0  # seconds that the import of torch may do nothing; while it gets on, it may take any time
+IDLE = 600.0  # seconds that the forkserver stays without a world
+_REST = 0.05  # seconds in which faulthandler writes all its lines after the first
+_CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel of the operating system says them
+_START = "import sys; sys.path[:] = {!r}; from manyranks.world.processes.forkserver import serve; serve({}, {!r}, {!r}, {!r})"
+strangers = False  # whether ranks run code that nobody here has written: grade.apart sets it
+
+
+def loopback() -> str:
+    """The name of the interface that leads to this machine only."""
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+def readable(fd: int, seconds: float = 0.0) -> bool:
+    """Whether something can be read within this time. (select.select would refuse numbers from 1024 up.)"""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+class RankProcess:
+    """One rank's process as the kernel sees it: sockets to talk to it, pipes with what it prints, its exit code."""
+
+    gone = -signal.SIGKILL  # the exit code where none was written: the forkserver itself was killed, and the ranks with it
+
+    def __init__(self, rank: int, command: socket.socket, control: socket.socket, pipes: dict[str, int]):
+        self.rank, self.command, self.control = rank, command, control
+        self._stream = messages.Stream(command)
+        self.confined = False  # whether it runs code of strangers: its messages are plain data, not too large, and in time
+        self.stdout, self.stderr, self.faults, self.status = (pipes[name] for name in ("stdout", "stderr", "faults", "status"))
+        self.pid: int | None = None  # the rank's first message says it
+        self.sandboxed = False
+        for output in (self.stdout, self.stderr, self.faults):
+            os.set_blocking(output, False)
+        self.exit_code: int | None = None
+        self._orphaned = False  # whether nobody says how it ended; without PR_SET_PDEATHSIG (macOS) it may live on
+        self._pipes = list(pipes.values())
+        self.torn = False  # whether a message was cut short: nothing that follows on the connection can be read
+        self._questions = 0
+
+    def poll(self, seconds: float = 0.0) -> int | None:
+        """The exit code, negative for a signal; None while the process lives. Waits for it at most `seconds`."""
+        if self.exit_code is None and readable(self.status, seconds):
+            written = os.read(self.status, forkserver.EXIT.size)
+            self.exit_code = forkserver.EXIT.unpack(written)[0] if written else self.gone
+            self._orphaned = not written
+        return self.exit_code
+
+    def introduced(self) -> None:
+        """Reads its first message, of which it learns the process's number: in a sandbox it is another one there than here."""
+        if self.sandboxed:
+            _, ((_, _, credentials),), *_ = self.command.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_PEEK)
+        (pid,) = messages.receive(self.command)
+        self.pid = _CREDENTIALS.unpack(credentials)[0] if self.sandboxed else int(pid.tobytes())
+
+    def send_signal(self, number: int) -> None:
+        """Sends the process a signal, if it lives."""
+        if self.pid and self.poll() is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kills the process and what it started."""
+        if self.pid and (self.poll() is None or self._orphaned):
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Shuts the connections: a rank that is still starting ends then."""
+        for connection in (self.command, self.control):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the process if it still runs, waits for its end and closes what leads to it; again if it was interrupted."""
+        if self._pipes:
+            self.kill()
+            self.poll(seconds=5.0)
+        self.command.close()
+        self.control.close()
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
+        """Closes what the rank prints to and ends through."""
+        while self._pipes:
+            os.close(self._pipes.pop())
+
+    def ask(self, frames: list[messages.Frame], seconds: float | None) -> None:
+        """Sends a task. Raises ConnectionError if the process is gone, TimeoutError if it does not take it in time."""
+        self.torn = True
+        self.command.settimeout(seconds)
+        messages.send(self.command, frames)
+        self.torn = False
+
+    def answer(self) -> list[messages.Frame]:
+        """Reads the reply that is there. Raises EOFError or ConnectionError if the process is gone, TimeoutError."""
+        self.torn = True
+        limits = {"largest": plain.LARGEST, "seconds": _WHOLE} if self.confined else {}
+        frames = messages.receive(self._stream, **limits)
+        self.torn = False
+        return frames
+
+    @property
+    def more(self) -> bool:
+        """Whether a message that followed has been read, as far as it had come."""
+        return bool(self._stream.rest)
+
+    def read(self, frames: list[messages.Frame], kind):
+        """What a message has, which is a `kind`. Raises plain.NotPlain where a confined rank has sent anything else."""
+        return plain.unpack(frames, kind) if self.confined else messages.unpack(frames)
+
+    def question(self, kind: bytes) -> None:
+        """Asks the rank's second thread what the first one is doing."""
+        self._questions += 1
+        with contextlib.suppress(OSError):
+            messages.send(self.control, [kind, str(self._questions).encode()])
+
+    def whereabouts(self, seconds: float):
+        """The answer to the last question (watch.Whereabouts), or None if none comes in this time."""
+        limits = {"largest": _SMALL, "seconds": max(seconds, _TICK)} if self.confined else {}
+        with contextlib.suppress(OSError, EOFError, plain.NotPlain):
+            until = time.monotonic() + seconds
+            while readable(self.control.fileno(), max(0.0, until - time.monotonic())):
+                *frames, answered = messages.receive(self.control, messages.EXACTLY, **limits)
+                if answered.tobytes() == str(self._questions).encode():  # and not a late one to an earlier question
+                    return self.read(frames, watch.Whereabouts)
+        return None
+
+    def fault_lines(self, seconds: float = 0.0) -> str:
+        """What faulthandler wrote: the Python lines that a crashed or silent process was on. Waits so long for the first."""
+        if seconds > 0 and readable(self.faults, seconds):
+            time.sleep(_REST)  # the other lines follow at once
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self.faults, 65536).decode(errors="replace")
+        return ""
+
+
+class Forkserver:
+    """The process that forks ranks; started once, in the background. interface: what their gloo uses, or the loopback;
+    strangers: whether they run code of strangers, who see neither this process's environment nor its network; sandboxed:
+    whether it runs in a sandbox."""
+
+    def __init__(self, interface: str | None = None, strangers: bool = False, sandboxed: bool = False):
+        self._lock = threading.Lock()
+        self._ready = False
+        self._owner = os.getpid()
+        self._environment = None if strangers else dict(os.environ)
+        self.sandboxed, self.scratch = sandboxed, -1
+        self._errors = tempfile.TemporaryFile()
+        self.folder = sandbox.SCRATCH if sandboxed else tempfile.mkdtemp(prefix="manyranks-")  # as ranks see it
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sandbox.command() if sandboxed else ()),
+                    sys.executable,
+                    "-c",
+                    _START.format(_import_path(), theirs.fileno(), self.folder, strangers, sandbox.SCRATCH * sandboxed),
+                ],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=(clean(os.environ) if strangers else dict(os.environ)) | _environment(interface),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+            )
+        atexit.register(self.close)
+        self._worlds = 0
+        self._leave_later()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it can still fork ranks."""
+        if os.getpid() == self._owner:
+            return self._process.poll() is None and not self._hung_up()
+        with contextlib.suppress(OSError):  # this process was forked from the one that started it, and cannot wait for it
+            os.kill(self.pid, 0)
+            return True
+        return False
+
+    def _hung_up(self) -> bool:
+        """Whether its end of the socket is closed: a killed process closes its files before its parent can see it end."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return bool(poll.poll(0))
+
+    def changed_environment(self) -> dict[str, str | None]:
+        """The variables that were set or removed since this process was started; strangers are told none.
+
+        Those that keep ranks on one thread and on the loopback stay as they are.
+        """
+        if self._environment is None:
+            return {}
+        names = {name for name, _ in self._environment.items() ^ os.environ.items()} - _environment(None).keys()
+        return {name: os.environ.get(name) for name in names}
+
+    def wait_until_ready(self) -> None:
+        """Returns when torch is imported there. Raises NotStarted if that fails."""
+        with self._lock:
+            if not self._ready:
+                self._ready = self._is_ready()
+
+    def fork(self, rank: int) -> RankProcess:
+        """A new process with nothing set up yet; wait_until_ready comes first. Raises NotStarted if there can be none."""
+        command, their_command = socket.socketpair()
+        control, their_control = socket.socketpair()
+        pipes = {name: os.pipe() for name in ("stdout", "stderr", "faults", "status")}
+        theirs = [their_command.fileno(), their_control.fileno(), *(write for _, write in pipes.values())]
+        process = RankProcess(rank, command, control, {name: read for name, (read, _) in pipes.items()})
+        if self.sandboxed:
+            process.sandboxed = True
+            command.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        with their_command, their_control:
+            try:
+                socket.send_fds(self._socket, [forkserver.FORK], theirs)
+            except OSError as error:
+                command.close()
+                control.close()
+                process.close_pipes()
+                raise NotStarted(f"rank {rank} could not be started: {error}") from error
+            finally:
+                for fd in theirs[2:]:
+                    os.close(fd)
+        return process
+
+    def kill_all(self) -> None:
+        """Kills every rank that it has forked, also those of a process that is gone."""
+        with contextlib.suppress(OSError):
+            self._socket.send(forkserver.KILL)
+
+    def settle(self) -> None:
+        """Waits until killed ranks are gone, and reads what was answered to a process that did not live to hear it."""
+        with contextlib.suppress(OSError, struct.error):
+            self._socket.send(forkserver.SETTLE)
+            while self._count() != forkserver.SETTLED:
+                pass
+
+    def renew_network(self) -> None:
+        """Ranks that are forked from now on have a loopback of their own again: nothing of those before is left in it."""
+        with contextlib.suppress(OSError):
+            self._socket.send(forkserver.NETWORK)
+
+    def loopback_bytes(self) -> int | None:
+        """Bytes that ranks have sent each other so far, of whatever kind, as the kernel counts them in their own network.
+
+        None where they have none: then the loopback carries what other programs send, too.
+        """
+        self._socket.send(forkserver.BYTES)
+        count = self._count()
+        return None if count == forkserver.UNKNOWN else count
+
+    def _count(self) -> int:
+        return forkserver.COUNT.unpack(self._socket.recv(forkserver.COUNT.size, socket.MSG_WAITALL))[0]
+
+    def meeting_place(self, folder: str | None = None) -> str:
+        """Where the ranks of a world find each other: a file that is not there yet, in the folder that they may write to."""
+        return tempfile.mktemp(prefix="rendezvous-", dir=folder or self.folder)
+
+    def clock(self) -> None:
+        """What ranks must set their clock by: nothing, they have the kernel's."""
+
+    def hold(self) -> None:
+        """A world, or a submission, needs this process from now on."""
+        with _starting:
+            self._worlds += 1
+            if os.getpid() == self._owner:  # a process that was forked from it has none of its threads
+                self._leaving.cancel()
+
+    def release(self) -> None:
+        """A world has ended. Where no other needs this process, it ends after a while: it takes hundreds of MB."""
+        with _starting:
+            self._worlds -= 1
+            if self._worlds == 0 and os.getpid() == self._owner:
+                self._leave_later()
+
+    def _leave_later(self) -> None:
+        self._leaving = threading.Timer(IDLE, self._leave)
+        self._leaving.daemon = True
+        with contextlib.suppress(RuntimeError):  # Python is about to end, and this process with it
+            self._leaving.start()
+
+    def _leave(self) -> None:
+        with _starting:
+            if self._worlds == 0 and self._owner == os.getpid():
+                self.close()
+
+    def _is_ready(self) -> bool:
+        patience = Patience(self.pid, _STANDING_STILL, "importing torch for the ranks")
+        with progress_bar.bar("importing torch for the ranks") as bar:
+            while not (heard := readable(self._socket.fileno(), _TICK)) and not patience.over():
+                bar.step(0)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            if heard:
+                said, places, *_ = socket.recv_fds(self._socket, 1, 1)
+                self.scratch = places[0] if places else -1
+                if said == b"R":
+                    return True
+            if heard:
+                self._process.wait(timeout=_STANDING_STILL)  # it has hung up, so it ends
+        if self.alive():
+            self.close()
+            still = f"has done nothing for {_STANDING_STILL:.0f} s"
+            raise NotStarted(f"the process that starts ranks isn't ready and {still}; the next World starts another")
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip() or "nothing"
+        raise NotStarted(f"the process that starts ranks has ended; the next World starts another. It said: {said}")
+
+    def close(self) -> None:
+        """Ends the process; it takes every rank with it."""
+        if os.getpid() != self._owner:
+            return
+        self._socket.close()
+        if self.sandboxed:
+            self._process.kill()  # and with it all that is inside
+        if self.scratch >= 0:
+            os.close(self.scratch)
+            self.scratch = -1
+        try:
+            self._process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _import_path() -> list[str]:
+    """Without the notebook's folder, where a file may hide a module of Python's; ranks get the whole path later."""
+    library = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+    return [*(path for path in sys.path if path not in ("", os.getcwd())), library]
+
+
+def _environment(interface: str | None) -> dict[str, str]:
+    """One compute thread a rank, and nothing that listens on other addresses than this interface's."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return threads | {
+        "GLOO_SOCKET_IFNAME": interface or loopback(),
+        "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS; elsewhere unused
+    }
+
+
+_starting = threading.RLock()  # a world may be collected while another is made
+_servers: dict[bool, Forkserver] = {}  # by whether it is for strangers
+
+
+def _unlock() -> None:
+    """After a fork: a thread that held a lock in the process above isn't there to give it back."""
+    global _starting
+    _starting = threading.RLock()
+    for server in _servers.values():
+        server._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)
+
+
+def use(server: Forkserver) -> None:
+    """From now on, this process runs code of strangers, and nothing else, on ranks that this one forks."""
+    global strangers
+    strangers = True
+    _servers[strangers] = server
+
+
+def the_forkserver(hold: bool = False, confined: bool = False) -> Forkserver:
+    """The kernel's one forkserver, started if there is none that lives; another one for code of strangers.
+
+    hold: it stays until it's released; without, it ends after a while
+    confined: for confined ranks, which leave its network: no other rank may share it
+    """
+    theirs = strangers or confined
+    with _starting:
+        if theirs not in _servers or not _servers[theirs].alive():
+            _servers[theirs] = Forkserver(strangers=theirs)
+        if hold:
+            _servers[theirs].hold()
+        return _servers[theirs]

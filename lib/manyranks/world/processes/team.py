@@ -1,0 +1,159 @@
+"""The processes of a world while they live: started together, ended together."""
+
+import contextlib
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+from manyranks.world.errors import NotStarted
+from manyranks.world.fences.confine import Confined
+from manyranks.world.processes.local import RankProcess, readable, the_forkserver
+from manyranks.world.processes.patience import Patience
+from manyranks.world.rank import messages, watch
+
+_DUMPING = 1.0  # seconds that faulthandler has to write: a busy machine is late, and a stopped process never does
+_ANSWERING = 0.3  # seconds that ranks have to say where they are
+_STANDING_STILL = 120.0  # seconds that ranks which start may do nothing; while they get on, they may take any time
+_TICK = 0.05
+
+
+class Team:
+    """One process a rank, joined in one group."""
+
+    def __init__(self, size: int, backend: str, server, confined: Confined | None = None):
+        """Starts the ranks and waits until their group is ready. Raises NotStarted if it does not come to be.
+
+        server: what forks ranks: a local.Forkserver, or a ray_engine.RayServer.
+        """
+        self.processes: list[RankProcess] = []
+        self._owner = os.getpid()
+        self._looking = threading.Lock()
+        self.selector = selectors.DefaultSelector()  # of all that ranks may say; data: (process, which of its channels)
+        self._modules: dict[str, int] = {}  # file -> when it was written, as its functions were first run
+        self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
+        try:
+            server.wait_until_ready()
+            if confined:
+                server.renew_network()  # ranks before may have left no port free
+            store = server.meeting_place(confined.scratch if confined else None)
+            setup = _setup(size, backend, store, confined) | {"environment": server.changed_environment()}
+            for rank in range(size):
+                self.processes.append(process := server.fork(rank))
+                process.confined = confined is not None
+                messages.send(process.command, messages.pack(setup | {"rank": rank, "clock": server.clock()}))
+            self._wait_until_ready(Patience(server.pid, _STANDING_STILL, "starting the ranks"))
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_until_ready(self, patience: Patience) -> None:
+        for process in self.processes:
+            while not readable(process.command.fileno(), _TICK):
+                if patience.over():
+                    still = f"no process has made progress for {_STANDING_STILL:.0f} s"
+                    raise NotStarted(f"rank {process.rank} isn't ready, and {still}:\n{_last_words(process)}")
+            try:
+                process.introduced()
+            except (EOFError, OSError, ValueError):
+                raise NotStarted(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
+            for what in ("command", "status", "stdout", "stderr"):
+                self.selector.register(getattr(process, what), selectors.EVENT_READ, (process, what))
+
+    def warn_where_stale(self, fn: Callable) -> None:
+        """Warns where the file of a function has changed since ranks imported it: they keep what they have."""
+        file = getattr(sys.modules.get(getattr(fn, "__module__", None) or ""), "__file__", None)
+        with contextlib.suppress(OSError, TypeError):  # of no file: the function itself travels
+            written = os.stat(file).st_mtime_ns
+            if written != self._modules.setdefault(file, written):
+                old = "has changed since this world's ranks imported it, and they run the older version; make a new World"
+                warnings.warn(f"{file} {old}", stacklevel=4)
+
+    def dead(self) -> dict[int, int]:
+        """Rank -> exit code, of the ranks that have ended."""
+        return {process.rank: process.exit_code for process in self.processes if process.poll() is not None}
+
+    def look(self, ranks, question: bytes = watch.DETAILS) -> dict[int, watch.Whereabouts | None]:
+        """What each of these ranks is doing; None for one that does not answer."""
+        with self._looking:  # World.stacks may ask from another thread
+            self._ask(ranks, question)
+            return self._answers(ranks, _ANSWERING)
+
+    def ask(self, ranks, question: bytes) -> None:
+        """Asks these ranks what they are doing; `answers` has it later."""
+        with self._looking:
+            self._ask(ranks, question)
+
+    def answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts]:
+        """What has come, or comes within this time, of the answers to the last question."""
+        with self._looking:
+            return {rank: seen for rank, seen in self._answers(ranks, seconds).items() if seen is not None}
+
+    def _ask(self, ranks, question: bytes) -> None:
+        for rank in ranks:
+            self.processes[rank].question(question)
+
+    def _answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts | None]:
+        deadline = time.monotonic() + seconds
+        return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
+
+    def lines_of_silent(self, looks: dict) -> dict[int, str]:
+        """What faulthandler says of the ranks that did not answer: where code in C holds the interpreter."""
+        silent = [rank for rank, seen in looks.items() if seen is None]
+        for rank in silent:
+            self.processes[rank].send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _DUMPING
+        return {rank: self.processes[rank].fault_lines(deadline - time.monotonic()) for rank in silent}
+
+    @property
+    def torn(self) -> bool:
+        """Whether a message to or from a rank was cut short."""
+        return any(process.torn for process in self.processes)
+
+    def interrupt(self, ranks) -> None:
+        """Lets KeyboardInterrupt rise in these ranks, where Python runs."""
+        for rank in ranks:
+            self.processes[rank].send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kills every process without waiting for its end."""
+        for process in self.processes:
+            process.kill()
+
+    def close(self) -> None:
+        """Ends every process, whatever it is doing, and returns when all are gone."""
+        if os.getpid() != self._owner:  # a fork of the notebook's process ends: the ranks are not its own
+            return
+        self.kill()
+        while self.processes:
+            self.processes[-1].close()
+            self.processes.pop()
+        self.selector.close()
+
+
+def server_of(engine: str, size: int, confined: bool):
+    """What forks the ranks of a world of this size."""
+    if engine == "local":
+        return the_forkserver(hold=True, confined=confined)
+    from manyranks.world.processes.ray_engine import RayServer
+
+    return RayServer(size)
+
+
+def _setup(size: int, backend: str, store: str, confined: Confined | None) -> dict:
+    """What rank.Setup holds, but for what each rank has of its own; a dict, for the kernel need not import what ranks do."""
+    folder = confined.scratch if confined else os.getcwd()
+    here = {"sys_path": sys.path, "folder": folder, "confined": confined}
+    return {"size": size, "backend": backend, "store": store} | here
+
+
+def _last_words(process: RankProcess) -> str:
+    process.poll(seconds=1.0)
+    try:
+        return os.read(process.stderr, 1 << 16).decode(errors="replace").strip()
+    except BlockingIOError:
+        return "it printed nothing"

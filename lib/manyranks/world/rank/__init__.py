@@ -1,0 +1,1 @@
+"""A rank's process: what it runs, answers, shows and notes."""
