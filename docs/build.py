@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CLASSROOM.md", "CLUSTERS.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PACKAGES = ("timeline", "theory", "measure", "world", "parallel", "training", "given", "show", "grade")
 _LINK = re.compile(r'(href=")(?!https?:|mailto:|data:|#)([^"#]*)((?:#[^"]*)?")')
+_ANCHOR = re.compile(r'(?:id="|href="#)[^"]+"')  # GitHub writes them in lower case, and so do our links
 _SCRIPT = re.compile(r"<script.*?</script>", re.S)
 # What a notebook hides opens on a click; nbconvert alone would show all of it.
 _TEMPLATE = """{% extends 'lab/index.html.j2' %}
@@ -88,7 +89,8 @@ def _notebook(source: Path) -> str:
 
 def _page(name: str) -> str:
     title = name.removesuffix(".md").capitalize()
-    return _framed(title, _local(markdown2html((ROOT / name).read_text(encoding="utf-8"))))
+    text = markdown2html((ROOT / name).read_text(encoding="utf-8"))
+    return _framed(title, _local(_ANCHOR.sub(lambda found: found[0].lower(), text)))
 
 
 def _local(text: str) -> str:

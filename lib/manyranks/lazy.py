@@ -29,7 +29,8 @@ def require(*packages: str) -> None:
 def names(package: str, file: str) -> tuple[Callable, Callable, list[str]]:
     """A package's __getattr__, __dir__ and __all__: the names that its stub, __init__.pyi, imports from its own modules.
 
-    file: of the package. Editors and type checkers read the same stub.
+    file: of the package. Editors and type checkers read the same stub. A module must not have the name of a function or class
+    in the stub: once it's loaded, it hides that. tests/unit/test_floors.py looks at every name twice.
     """
     homes: dict[str, str | None] = {}  # name -> the module that has it, None for one that is a module itself
     for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:

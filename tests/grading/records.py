@@ -40,7 +40,7 @@ def ran(exercise: str, names: Collection[str] = ()) -> dict[Answer, Ran]:
     """All answers, or those of these names or tasks, each run once."""
     known, own, found = tasks(exercise), answers_of(exercise), {}
     if not known:
-        raise ValueError(f"no module of manyranks.grade has a Task of {exercise!r}; grade/__init__.py must name the module")
+        raise ValueError(f"no module of manyranks.grade has a Task of {exercise!r}; grade/__init__.pyi must name the module")
     if strange := {answer.task for answer in own} - set(known):
         raise ValueError(f"mistakes.py has answers to {sorted(strange)}; the tasks of {exercise} are {list(known)}")
     if strange := set(names) - set(known) - {answer.name for answer in own}:

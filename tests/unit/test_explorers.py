@@ -1,6 +1,7 @@
 """What all explorers share: the scenario that is carried, tiles, presets, parts that say their numbers, and "Measure it"."""
 
 import asyncio
+import inspect
 import json
 import re
 from collections import namedtuple
@@ -15,9 +16,9 @@ from manyranks.show.said import Said
 from manyranks.show.scenario import Scenario, controls
 from manyranks.show.setting import Setting
 from manyranks.theory import Plan, clusters, links, memory, models, step
-from tests.conftest import ROOT
 from tests.drawn import named, words
 from tests.said import NAMES, SAID, says
+from tests.unit import smallest_explorer
 
 SCENARIO = Scenario(models["llama3-8b"], Plan(dp=64, zero=3, seq=1024), clusters["h100-dgx"])
 
@@ -290,22 +291,14 @@ def test_html_is_escaped():
     assert "<script" not in page.tiles(Said("", {"<script>": "<script>"}))
 
 
-def test_the_explorer_in_contributing_works_and_is_short():
-    text = (
-        (ROOT / "CONTRIBUTING.md")
-        .read_text()
-        .partition("## How to add an explorer")[2]
-        .partition("```python\n")[2]
-        .partition("```")[0]
-    )
-    exec(text, made := {"__name__": "contributing"})
-    shown = made["explorer"]()
+def test_the_explorer_that_is_copied_for_a_new_one_works_and_is_short():
+    shown = smallest_explorer.explorer()
     assert shown.status == "llama3-8b, d = 64: batch 64 sequences. Limit: compute."
     assert "Does not fit. Limit: memory; ZeRO-" in shown.set(zero=0).status
     assert "ZeRO-3, waiting: " in shown.parts.value
     assert "Does not fit. Limit: memory; DP " in shown.preset("one GPU").status
     assert "data ranks d = 64: memory per GPU" in shown.parts.value  # the frame's curves
-    assert len([line for line in text.splitlines() if line.strip()]) <= 60
+    assert len([line for line in inspect.getsource(smallest_explorer).splitlines() if line.strip()]) <= 60
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,17 @@ def test_a_package_may_import_only_from_the_floors_below_it():
         assert all(FLOOR[name.partition(".")[0]] < FLOOR[package] for name in allowed), package
 
 
+def test_contributing_draws_this_house():
+    picture = (LIB.parent / "CONTRIBUTING.md").read_text().partition("```text\n")[2].partition("```")[0]
+    drawn, package = {}, ""
+    for line in picture.splitlines()[1:-1]:  # below the heading; the last line has those that import nothing
+        package = line[7:18].strip() or package
+        drawn[package] = drawn.get(package, "") + line[58:].partition(";")[0] + ","
+    known = {package: {*drawn[package].replace(" ", "").split(",")} - {"", "nothing"} for package in drawn}
+    assert known == {package: {*allowed} - {"lazy"} for package, allowed in MAY_IMPORT.items() if package in known}
+    assert MAY_IMPORT.keys() - known.keys() == {*picture.splitlines()[-1][7:58].replace(",", "").split()}
+
+
 def test_every_module_belongs_to_a_package_that_has_a_floor():
     packages = {module.split(".")[1] for module in MODULES if module != "manyranks.__init__"}
     assert packages <= FLOOR.keys()

@@ -81,5 +81,11 @@ def test_a_lab_is_listed_under_its_lesson(build, tmp_path, monkeypatch):
     )
 
 
+def test_a_link_to_a_section_of_another_page_leads_there(build, tmp_path):
+    for name in build.PAGES:
+        build._write(tmp_path, ROOT / name, build._page(name))
+    assert [link for link in build.broken(tmp_path) if "#" in link] == []
+
+
 def test_every_page_of_the_repository_is_on_the_site(build):
     assert {path.name for path in ROOT.glob("*.md")} == set(build.PAGES)

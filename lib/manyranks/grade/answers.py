@@ -1,6 +1,12 @@
 """Answers that are written down to be run: what is right, what is right in another way, and each mistake with its sentence.
 
 They stand in solutions/<exercise>/mistakes.py, for teachers and CI. Running one makes its record and tests its hint.
+
+A mistake is the right answer with one step changed, and the sentence that tells the learner: what the answer does, then what
+to do. Write the right answer as a class with a method for each step; a mistake is one line then: `slip`. Where a line isn't
+enough, write `@mistake` above a class or a function. Leave the sentence out where the report has a hint of its own, and give
+`says`. Begin with points=0: the run prints what it got. Eight mistakes per task are enough, if they're those that people make,
+and every wrong answer that once passed.
 """
 
 import json

@@ -52,10 +52,11 @@ class Judge(NamedTuple):
     Made as such where what to say has to be worked out from what the learner did; else by one of the functions below.
 
     look: what it is about, None where no known mistake shows in it; needs: of the judges before it, how many must be content
-    with a trial, for it to be judged; values: whether it judges the values, which count world by
-    world, and without which the task is less than half done; part: whether these are one part of the values of several, which
-    counts whatever the others are; each_world: whether another thing than values counts world by world; last: whether a world's
-    last case shows it best, not the first; early: finds what is wrong in the notes of a run that broke off, "" for nothing.
+    with a trial, for it to be judged (else who does nothing gets points for what it doesn't send or hold); values: whether it
+    judges the values, which count world by world, and without which the task is less than half done; part: whether these are
+    one part of the values of several, which counts whatever the others are; each_world: whether another thing than values
+    counts world by world; last: whether a world's last case shows it best, not the first; early: finds what is wrong in the
+    notes of a run that broke off, "" for nothing.
     """
 
     share: float
@@ -432,7 +433,7 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
 
 
 def silent(share: float, what: str, hint: str = "this takes no communication: each rank has all that it needs") -> Judge:
-    """Judges that nothing is sent."""
+    """Judges that nothing is sent. For answers that ask for their rank but need no messages; others have worlds=(1,)."""
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         for rank, seen in enumerate(trial.seen):

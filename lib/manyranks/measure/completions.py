@@ -1,4 +1,7 @@
-"""The moments when Works are done, also of those that nobody waits for yet, and when their tensors are let go."""
+"""The moments when Works are done, also of those that nobody waits for yet, and when their tensors are let go.
+
+A tensor that was sent is let go once gloo is done with it, so a later receive may get the same address.
+"""
 
 import os
 import queue

@@ -139,6 +139,7 @@ class Panels:
 class Board(Panels):
     """Draws a chapter's Setting. An explorer draws the curves beside it, of what the strip says of a step.
 
+    figure: 6.45 inches wide, with artists that are made once and that `draw` moves
     setting: the chapter's Setting
     over: the control that the curves go over
     curves: names of the strip's numbers, such as "MFU"

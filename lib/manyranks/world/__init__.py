@@ -1,4 +1,12 @@
-"""Floor 2: ranks from a notebook. `World` starts processes, runs functions on them and explains what went wrong."""
+"""Floor 2: ranks from a notebook. `World` starts processes, runs functions on them and explains what went wrong.
+
+Read from the bottom up: `processes.forkserver` has imported torch and forks each rank; `rank.process` is a rank's life, and
+`rank.watch` its second thread, which answers "where are you?"; `processes.local` is the kernel's handle on these processes
+(with engine="ray", `processes.ray_engine` takes its place, and `processes.ray_nodes` forks the ranks on each node); `collect`
+waits for replies and notices trouble; `faults.deadlock` proves from the ranks' calls that they would wait forever;
+`faults.diagnose` puts the trouble into words; `world` is what a reader calls. Ranks that run code of strangers:
+`fences.confine` fences them, and `rank.plain` reads nothing but data from them.
+"""
 
 from manyranks import lazy
 
