@@ -1,7 +1,7 @@
 """nbgrader: solutions/ is what instructors write, exercises/ what learners get."""
 
 from manyranks.grade import autograde
-from manyranks.grade.scratch import colored
+from manyranks.world.strangers.scratch import colored
 
 c = get_config()  # noqa: F821  nbgrader provides it
 

@@ -11,10 +11,10 @@ from manyranks.grade.check import Mistake, Record, Task, loaded
 from manyranks.grade.judges import NOTHING, WAIT, around, at_most, facts, held, messages, parting, sent, silent, values
 from manyranks.grade.learner import Ready, refuse_class, refused
 from manyranks.grade.trial import Event, Seen, Sent, Trial
-from manyranks.grade.trouble import Trouble
 from manyranks.measure.fingerprints import difference, print_of, same
 from manyranks.measure.journal import Stopped
 from manyranks.measure.watch import OVERWROTE, Watch
+from manyranks.world.strangers.trouble import Trouble
 
 WEIGHT = torch.arange(100, dtype=torch.float64)
 

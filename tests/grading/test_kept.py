@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from manyranks.grade.kept import Asks, Kept, answering
 from manyranks.measure.journal import Stopped
 from manyranks.world.errors import NotStarted
+from manyranks.world.strangers.kept import Asks, Kept, answering
 
 OVER = Stopped("too many calls", "end the loop")
 

@@ -87,6 +87,7 @@ ROOMS = (
     "processes",
     "counted",
     "faults",
+    "strangers",
     "notebook",
     "collect",
     "world",

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from manyranks.grade import handed_in
-from manyranks.grade.scratch import contents
+from manyranks.world.strangers import handed_in
+from manyranks.world.strangers.scratch import contents
 
 NAME = "01_collectives"
 

@@ -11,9 +11,9 @@ from contextlib import nullcontext
 
 import pytest
 
-from manyranks.grade import scratch
-from manyranks.grade.scratch import colored, in_plain_letters, refused
-from manyranks.grade.trouble import named, no_column
+from manyranks.world.strangers import scratch
+from manyranks.world.strangers.scratch import colored, in_plain_letters, refused
+from manyranks.world.strangers.trouble import named, no_column
 from tests.fences import SLOW_TO_COLOR
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from manyranks.grade.trouble import uneven
 from manyranks.measure.journal import Entry
+from manyranks.world.strangers.trouble import uneven
 
 
 def call(op: str, size: int, root: int | None = None, sizes: bool = False) -> Entry:

@@ -20,8 +20,8 @@ from manyranks import grade
 from manyranks.grade import check, trial
 from manyranks.grade.check import Mistake, Record, Task
 from manyranks.grade.trial import Seen, Trial
-from manyranks.grade.trouble import ending
 from manyranks.measure.fingerprints import Print, fact
+from manyranks.world.strangers.trouble import ending
 
 RIGHT, ALSO, MISTAKE = "right", "also right", "mistake"
 

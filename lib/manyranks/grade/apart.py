@@ -29,12 +29,10 @@ from nbformat import NotebookNode
 from manyranks import grade
 from manyranks.grade import answers, trial
 from manyranks.grade import check as checking
-from manyranks.grade import scratch as scratches
 from manyranks.grade.absent import Known, known, stand_in
 from manyranks.grade.answers import Solved, dumped
 from manyranks.grade.check import NOT_JUDGED, Line, Record, Report, Task, loaded
 from manyranks.grade.submission import Check, checks
-from manyranks.grade.trouble import late
 from manyranks.world import cells, limits
 from manyranks.world.errors import NotStarted, RankHung, WorldError
 from manyranks.world.fences import confine, sandbox
@@ -44,6 +42,8 @@ from manyranks.world.processes.patience import computed
 from manyranks.world.rank import messages
 from manyranks.world.rank.plain import NotPlain, pack, unpack
 from manyranks.world.rank.process import die_with_the_parent
+from manyranks.world.strangers import scratch as scratches
+from manyranks.world.strangers.trouble import late
 from manyranks.world.world import World
 
 _READING, _JUDGING = 30.0, 60.0  # seconds of a processor: to read a notebook; to judge what its ranks send

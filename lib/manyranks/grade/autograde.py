@@ -31,8 +31,8 @@ from traitlets.log import get_logger
 
 from manyranks.grade import apart, submission
 from manyranks.grade.check import NOT_JUDGED
-from manyranks.grade.scratch import TEXT, as_it_is, in_plain_letters, refused, upright, within_limits
-from manyranks.grade.trouble import printable
+from manyranks.world.strangers.scratch import TEXT, as_it_is, in_plain_letters, refused, upright, within_limits
+from manyranks.world.strangers.trouble import printable
 
 _MOST, _CELLS, _CODE = 200, 1000, 200_000  # cells with a name of nbgrader's; all cells, and letters, of a notebook
 _PLAIN = re.compile(r"\w[\w.@'-]*( [\w.@'-]+)*/\w[\w.@'-]*( [\w.@'-]+)*")  # student and exercise

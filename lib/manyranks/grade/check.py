@@ -18,9 +18,9 @@ from manyranks.grade import trial
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Advice, Ready, advised
 from manyranks.grade.trial import Again, Event, Make, Run, Seen, Sent, Then, Trial, ran_again, trials
-from manyranks.grade.trouble import SAME_CHUNK, Trouble, ending
 from manyranks.measure.fingerprints import Fact, Print, fact, listed, same
 from manyranks.measure.journal import COPY, Stopped
+from manyranks.world.strangers.trouble import SAME_CHUNK, Trouble, ending
 
 FOLDER = Path(__file__).parent / "data"
 _WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatever else holds

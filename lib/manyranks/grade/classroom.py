@@ -23,11 +23,11 @@ from nbformat import NotebookNode
 
 from manyranks.grade import apart
 from manyranks.grade.check import NOT_JUDGED, Report
-from manyranks.grade.handed_in import Submission, submissions
-from manyranks.grade.scratch import contents
 from manyranks.grade.submission import called, checks, grade_id, is_check
-from manyranks.grade.trouble import FORMULA, named, no_column, printable
 from manyranks.world.fences import confine
+from manyranks.world.strangers.handed_in import Submission, submissions
+from manyranks.world.strangers.scratch import contents
+from manyranks.world.strangers.trouble import FORMULA, named, no_column, printable
 
 _LONG, _WIDE = 100, 40  # letters of what failed, and of a name
 _EVERY = 1.0  # seconds between two times that the table is written

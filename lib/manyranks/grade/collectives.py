@@ -17,9 +17,9 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, facts, messages, values
 from manyranks.grade.learner import Ready, plain
 from manyranks.grade.trial import Make, Sent, Trial
-from manyranks.grade.trouble import SAME_CHUNK
 from manyranks.measure.fingerprints import same, size
 from manyranks.measure.watch import Watch
+from manyranks.world.strangers.trouble import SAME_CHUNK
 
 _EXERCISE = "01_collectives"
 _READY = Ready(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv", only=("send", "recv"))

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from manyranks.grade.learner import FAILED
 from manyranks.grade.trial import Event, Seen, Sent, Trial
-from manyranks.grade.trouble import place
 from manyranks.measure.fingerprints import Fact, difference, fact, listed, only_rounded, same, size
 from manyranks.measure.watch import OVERWROTE
+from manyranks.world.strangers.trouble import place
 
 WAIT = "isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it"
 NOTHING = "nothing was sent: no rank can know what the others have"

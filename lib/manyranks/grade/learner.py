@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from manyranks.grade import trouble
 from manyranks.measure.audit import audited
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.location import machinery
 from manyranks.measure.watch import Watch
+from manyranks.world.strangers import trouble
 
 FAILED = "failed: "  # a mark of a call that failed where others did not
 

@@ -12,7 +12,6 @@ from manyranks.given.mfu import Job, Log, Model, Product, Timing
 from manyranks.given.numbers import seed_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, both, facts, sent, values
-from manyranks.grade.kept import Asks, Kept
 from manyranks.grade.learner import Ready, number
 from manyranks.grade.trial import Trial
 from manyranks.measure.fingerprints import Fact, only_rounded, same
@@ -20,6 +19,7 @@ from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
+from manyranks.world.strangers.kept import Asks, Kept
 
 _READY = Ready(given=(f"{Asks.__module__}.{Asks.__name__}.calls.<locals>",))
 _ADVICE = (

@@ -20,9 +20,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks import progress_bar
-from manyranks.grade.kept import answering
 from manyranks.grade.learner import Ready, refuse_itself, refused, watched
-from manyranks.grade.trouble import Notes, Trouble, head, short, text, trouble
 from manyranks.measure import journal
 from manyranks.measure.fingerprints import Fact, size
 from manyranks.measure.journal import Stopped
@@ -33,6 +31,8 @@ from manyranks.world.counted.measurement import Measurement
 from manyranks.world.errors import NotStarted, WorldError
 from manyranks.world.fences.confine import Confined
 from manyranks.world.processes import local
+from manyranks.world.strangers.kept import answering
+from manyranks.world.strangers.trouble import Notes, Trouble, head, short, text, trouble
 from manyranks.world.world import Each, World
 
 CELLS = 12.0  # seconds that a notebook's cells may take on ranks that are new, before the clock of a case starts

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from manyranks.grade.trouble import printable
 from manyranks.world.fences import confine
+from manyranks.world.strangers.trouble import printable
 
 MOST, MOST_FILES = 64 * 2**20, 1500  # bytes, files and folders that ranks may leave there
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not

@@ -8,7 +8,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from manyranks.grade.scratch import contents, no_file
+from manyranks.world.strangers.scratch import contents, no_file
 
 _FEW = 20  # rows of a student for files that are refused
 NOTHING = "it has no notebook where a submission is: student/exercise/exercise.ipynb"
