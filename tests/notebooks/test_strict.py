@@ -8,12 +8,12 @@ from tests.notebooks.execute import run
 
 # Cells that can't run so, by notebook: PyTorch's own wrappers wait in C++, which the transport doesn't see; a run without
 # numbers asks for NCCL itself; NCCL has no receive from any rank; and 05 shows sends that nobody waits for, which would hang on
-# NCCL, and says so. In lab/03 a step's memory is measured, in lab/10 a pipeline with ZeRO-3: there a recorder's wait doesn't
-# find the transport's work. Lab 12 gives a copy's messages a tag of their own, and stages a hang.
+# NCCL, and says so. In lab/10 a pipeline with ZeRO-3 is measured: there a recorder's wait doesn't find the transport's work.
+# Lab 12 gives a copy's messages a tag of their own, and stages a hang.
 CANNOT = {
     "05_pipeline": {"lesson-034"},
     "lab/02_data_parallel": {"c0ce288d", "e445c7f6"},
-    "lab/03_zero": {"lab-155", "lab-189"},
+    "lab/03_zero": {"lab-155"},
     "lab/05_pipeline": {"lab-104", "lab-106"},
     "lab/06_tensor": {"lab-021", "lab-089", "lab-090", "lab-095", "lab-096"},
     "lab/08_expert": {"lab-078", "lab-079", "lab-080", "lab-089", "lab-097"},
