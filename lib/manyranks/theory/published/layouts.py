@@ -46,12 +46,12 @@ class Layout(NamedTuple):
 
 
 def layouts() -> list[Layout]:
-    """Reads layouts.csv: Llama 3 405B's three, Yi-34B's, Gemma 2's three, DeepSeek-V2's and DeepSeek-V3's.
+    """Reads layouts.csv: Llama 3 405B's three, MegaScale's, Yi-34B's, Gemma 2's three, DeepSeek-V2's and DeepSeek-V3's.
 
     A layout whose step time was published, too, is that run of steps.rows(). Of the two pods of Gemma 2's 2B model only one is
     there: another network than ours joins them.
     """
-    runs = {row.name: row for row in (*steps.llama3(), *steps.deepseek())}
+    runs = {row.name: row for row in (*steps.llama3(), *steps.megascale(), *steps.deepseek())}
     return [_layout(row, runs) for row in published.rows("layouts")]
 
 
