@@ -13,6 +13,7 @@ from manyranks.grade.submission import is_check
 from manyranks.measure.journal import Stopped
 from manyranks.world.fences import confine
 from manyranks.world.rank import messages
+from manyranks.world.strangers.kept import Kept
 from tests.conftest import ROOT, TRITON
 from tests.grading import records
 from tests.grading.course import answered
@@ -78,7 +79,9 @@ def test_what_ranks_get_does_not_say_what_others_get(exercise):
     for task in records.tasks(exercise).values():
         for n in task.worlds:
             for case in task.cases_on(n):
-                sent = [b"".join(map(bytes, messages.pack(task.make(case, rank, n, SEED)))) for rank in range(n)]
+                made = [task.make(case, rank, n, SEED) for rank in range(n)]
+                gets = [one.given if isinstance(one, Kept) else one for one in made]  # what answers stays here
+                sent = [b"".join(map(bytes, messages.pack(one))) for one in gets]
                 assert not any(SEED.to_bytes(8, "little")[:7] in each for each in sent), (task.name, str(case))
 
 
@@ -170,6 +173,19 @@ def test_scripts_that_return_words_of_their_own_have_no_points(court):
     names = {task: f"check_{task}" for task in records.tasks("12_failures")}
     reports = judged(court, "12_failures", {}, tasks=names, first=SCRIPTS)
     assert {report.points for report in reports.values()} == {0}
+
+
+def test_addresses_that_are_no_numbers_have_no_points(court):
+    first = """
+from manyranks.grade import kernels as checks
+def forged(case, function, watch):
+    at = [[float("nan")] * case.columns for _ in range(32)]
+    at[0][0] = 0
+    return {"at": at}
+checks._addresses = forged
+"""
+    (report,) = judged(court, "11_kernels", {}, tasks=["unsick"], first=first).values()
+    assert report.points == 0, report
 
 
 def test_scripts_that_return_nothing_have_no_points_and_are_judged(court):

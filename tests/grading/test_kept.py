@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from manyranks.measure.journal import Stopped
-from manyranks.world.errors import NotStarted
-from manyranks.world.strangers.kept import Asks, Kept, answering
+from manyranks.world.strangers.kept import Kept, _pipe, answering
 
 OVER = Stopped("too many calls", "end the loop")
 
@@ -47,14 +46,13 @@ def test_who_asks_for_nothing_that_is_there_or_reads_no_result_keeps_nobody_wait
     assert len(kept.by) > 1
 
 
-def test_a_file_in_the_pipes_place_is_not_opened(tmp_path, monkeypatch):
+def test_a_file_in_the_pipe_s_place_is_not_opened(tmp_path, monkeypatch):
     mine = tmp_path / "mine"
     mine.write_text("mine")
-    make = os.mkfifo
-    for put in (lambda path: Path(path).symlink_to(mine), lambda path: Path(path).write_text("")):
-        monkeypatch.setattr(os, "mkfifo", lambda path, mode, put=put: (make(path, mode), os.unlink(path), put(path)))
-        with pytest.raises(NotStarted), answering([counted(9)], str(tmp_path), str(tmp_path)) as (asks,):
-            assert not isinstance(asks, Asks)
-        for left in tmp_path.glob("*-0"):
-            left.unlink()
+    make, ways = os.mkfifo, [lambda path: Path(path).symlink_to(mine), lambda path: Path(path).write_text(""), lambda _: None]
+    times = iter([*ways, lambda path: make(path, 0o600), *ways * 7])
+    monkeypatch.setattr(os, "mkfifo", lambda path, mode: next(times)(path))
+    pipe = _pipe(f"{tmp_path}")  # by another name, once nobody takes it away
+    with pipe, pytest.raises(ValueError, match="files of the check's were taken away"):
+        _pipe(f"{tmp_path}")
     assert mine.read_text() == "mine"

@@ -1,5 +1,6 @@
 """Messages between the notebook and its ranks: what is sent arrives equal, and tensors' bytes never pass the pickle."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from manyranks.world.processes.local import RankProcess
 from manyranks.world.rank import messages
 
 SECONDS = 20.0  # after which a message that does not arrive fails the test
@@ -315,3 +317,28 @@ for _ in range(3):
     gc.collect()
 """
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_who_had_no_processor_when_a_message_came_still_reads_it():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        messages.send(theirs, [b"whole", b"", b"message"])
+        assert [bytes(frame) for frame in messages.receive(ours, messages.EXACTLY, seconds=-0.3)] == [b"whole", b"", b"message"]
+        messages.send(theirs, [b"whole"])
+        for late in (-5.0, -0.3, 0.1):  # far too late; and nothing is there
+            with pytest.raises(TimeoutError):
+                messages.receive(ours if late == -5.0 else theirs, messages.EXACTLY, seconds=late)
+
+
+def test_a_rank_whose_answer_was_cut_short_says_nothing_more_and_harms_nobody():
+    pipes = {name: os.pipe() for name in ("stdout", "stderr", "faults", "status")}
+    (command, far), (control, theirs) = socket.socketpair(), socket.socketpair()
+    rank = RankProcess(0, command, control, {name: ends[0] for name, ends in pipes.items()})
+    rank.confined = True
+    with command, far, control, theirs:
+        theirs.sendall(bytes([2, 0, 0]))
+        assert rank.whereabouts(0.01) is None
+        theirs.sendall(bytes(64))
+        assert rank.whereabouts(0.01) is None
+    for fd in sum(pipes.values(), ()):
+        os.close(fd)

@@ -186,7 +186,7 @@ STEPS = tuple(f"{_DRAWN}{number}" for number in (3, 5, 8))
 
 def drawn_traces(random: Random) -> list[str]:
     """Names of steps, which `traces` knows, too."""
-    return [f"{_DRAWN}{random.randrange(2**20)}" for _ in range(2)]
+    return [f"{_DRAWN}{random.randrange(2**60)}" for _ in range(2)]
 
 
 def traces(step: str, n: int, slower: float) -> list[Trace]:

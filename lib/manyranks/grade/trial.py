@@ -253,7 +253,8 @@ def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, ready:
         there = os.path.join(confined.scratch, os.path.basename(folder)) if confined else folder
         with answering(new.given, folder, there) as given:
             jobs = Each(Job(run, [own], ready, word) for own in given)
-            outcome = _outcome(world, answer, jobs, word, folder, there)
+            free = FREE * new.key.endswith("/0")  # cells have run before on ranks that had a case
+            outcome = _outcome(world, answer, jobs, word, folder, there, free)
         notes = journal.read(folder, world.size)
     return replace(new, notes=notes, printed=head(printed.getvalue()), **outcome)
 
@@ -278,10 +279,10 @@ def _folder(room: str | None = None) -> str:
         raise NotStarted(f"there is no room for notes: {error}") from error
 
 
-def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str, there: str) -> dict:
+def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str, there: str, free: float) -> dict:
     """Runs an answer; returns what a Trial has of that."""
     try:
-        _prepare(world, answer)
+        _prepare(world, answer, free)
         carried = _carried()
         measured = world.measure(rehearse, answer, jobs, there)
         noted, now = sum(measured.payload_bytes.values()), _carried()
@@ -303,14 +304,14 @@ def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str,
     return {"trouble": found._replace(problem=short(found.problem), hint=short(found.hint))}
 
 
-def _prepare(world: World, answer: Callable) -> None:
+def _prepare(world: World, answer: Callable, free: float) -> None:
     """Fresh ranks have a network of their own, and a stranger's notebook to run: that is no part of a case."""
     seconds, world.timeout = world.timeout, _left(max(CELLS, world.timeout))
     try:
         world.run(callable, answer if confined else int)
     finally:
         world.timeout = seconds
-        spent(world, FREE)
+        spent(world, free)
 
 
 def _carried() -> int | None:

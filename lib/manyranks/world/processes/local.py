@@ -62,6 +62,7 @@ class RankProcess:
         self._orphaned = False  # whether nobody says how it ended; without PR_SET_PDEATHSIG (macOS) it may live on
         self._pipes = list(pipes.values())
         self.torn = False  # whether a message was cut short: nothing that follows on the connection can be read
+        self._cut = False  # the same of its answers to questions
         self._questions = 0
 
     def poll(self, seconds: float = 0.0) -> int | None:
@@ -145,10 +146,12 @@ class RankProcess:
     def whereabouts(self, seconds: float):
         """The answer to the last question (watch.Whereabouts), or None if none comes in this time."""
         limits = {"largest": _SMALL, "seconds": max(seconds, _TICK)} if self.confined else {}
-        with contextlib.suppress(OSError, EOFError, plain.NotPlain):
+        with contextlib.suppress(OSError, EOFError, ValueError, plain.NotPlain):
             until = time.monotonic() + seconds
-            while readable(self.control.fileno(), max(0.0, until - time.monotonic())):
+            while not self._cut and readable(self.control.fileno(), max(0.0, until - time.monotonic())):
+                self._cut = True
                 *frames, answered = messages.receive(self.control, messages.EXACTLY, **limits)
+                self._cut = False
                 if answered.tobytes() == str(self._questions).encode():  # and not a late one to an earlier question
                     return self.read(frames, watch.Whereabouts)
         return None

@@ -13,6 +13,8 @@ import struct
 import sys
 import time
 import types
+from collections.abc import Callable
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 Frame = bytes | np.ndarray | pickle.PickleBuffer
 
 _FRAMES = 64  # of a message of strangers
+_LATER = 1.0  # seconds after a message's time in which what is there is still read, by one that had no processor
 _COUNT = struct.Struct("<I")
 EXACTLY = _COUNT.size
 _IPYTHON = "IPython.core.interactiveshell"  # a notebook's open() is a function of this module
@@ -140,22 +143,29 @@ class Stream:
 
 
 class _Punctual:
-    """A socket whose reads all end by one moment, however few bytes come at a time."""
+    """A socket whose reads all end by one moment, however few bytes come at a time.
+
+    Whoever reads may have had no processor until then: what is there by that moment is still read.
+    """
 
     def __init__(self, sock: socket.socket, seconds: float):
         self._sock, self._until = sock, time.monotonic() + seconds
 
-    def _in_time(self) -> socket.socket:
-        if (left := self._until - time.monotonic()) <= 0:
-            raise TimeoutError("a message did not come whole in its time")
-        self._sock.settimeout(left)
-        return self._sock
+    def _in_time(self, read: Callable[[Any], Any], what: Any) -> Any:
+        left = self._until - time.monotonic()
+        self._sock.settimeout(max(left, 0.0))
+        try:
+            if left > -_LATER:
+                return read(what)
+        except BlockingIOError:
+            pass
+        raise TimeoutError("a message did not come whole in its time")
 
     def recv(self, length: int) -> bytes:
-        return self._in_time().recv(length)
+        return self._in_time(self._sock.recv, length)
 
     def recv_into(self, room) -> int:
-        return self._in_time().recv_into(room)
+        return self._in_time(self._sock.recv_into, room)
 
 
 def _check_size(size: int, largest: int | None) -> None:

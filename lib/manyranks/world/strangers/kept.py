@@ -3,8 +3,10 @@
 A call is one byte, the function's number; its result is one float.
 """
 
+import errno
 import math
 import os
+import secrets
 import select
 import stat
 import struct
@@ -19,6 +21,7 @@ from manyranks.world.errors import NotStarted
 
 _RESULT = struct.Struct("d")
 _MANY = 256  # calls that are read at once
+_TRIES = 20  # to make a pipe that nobody takes away
 _LOOK = 50  # milliseconds after which the thread sees that a run is over
 
 
@@ -65,10 +68,10 @@ def answering(given: Sequence[Any], folder: str, there: str) -> Iterator[list[An
     with ExitStack() as stack:
         for rank, one in enumerate(given):
             if isinstance(one, Kept):
-                names = f"calls-{rank}", f"results-{rank}"
-                pipes = [stack.enter_context(_pipe(os.path.join(folder, name))) for name in names]
+                pipes = [stack.enter_context(_pipe(folder)) for _ in ("calls", "results")]
                 ends.append((*pipes, one.functions))
-                gets[rank] = Asks(one.given, tuple(os.path.join(there, name) for name in names), len(one.functions))
+                paths = tuple(os.path.join(there, os.path.basename(pipe.name)) for pipe in pipes)
+                gets[rank] = Asks(one.given, paths, len(one.functions))
         if ends:
             thread = threading.Thread(target=_answer, args=(ends, over), daemon=True)
             thread.start()
@@ -77,18 +80,25 @@ def answering(given: Sequence[Any], folder: str, there: str) -> Iterator[list[An
         yield gets
 
 
-def _pipe(path: str) -> FileIO:
-    """Makes a pipe with a name. Whoever else may write in its folder can put no other file there that is opened here."""
+def _pipe(folder: str) -> FileIO:
+    """Makes a pipe with a name that nobody knows before. Raises ValueError where others take it away again and again.
+
+    Whoever else may write in the folder can put no other file there that is opened here.
+    """
     never_waits = os.O_NONBLOCK | os.O_NOFOLLOW
-    try:
-        os.mkfifo(path, 0o600)
-        opened = FileIO(path, "r+", opener=lambda name, flags: os.open(name, flags | never_waits))
-    except OSError as error:
-        raise NotStarted(f"there is no room for a pipe: {error}") from error
-    if not stat.S_ISFIFO(os.fstat(opened.fileno()).st_mode):
+    for _ in range(_TRIES):
+        path = os.path.join(folder, secrets.token_hex(8))
+        try:
+            os.mkfifo(path, 0o600)
+            opened = FileIO(path, "r+", opener=lambda name, flags: os.open(name, flags | never_waits))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.EEXIST):  # taken away, or a link in its place
+                continue
+            raise NotStarted(f"there is no room for a pipe: {error}") from error
+        if stat.S_ISFIFO(os.fstat(opened.fileno()).st_mode):
+            return opened
         opened.close()
-        raise NotStarted("what should be a pipe is another file")
-    return opened
+    raise ValueError("files of the check's were taken away: leave the check as it is")
 
 
 def _answer(ends: list[tuple[FileIO, FileIO, tuple[Callable[[], float], ...]]], over: threading.Event) -> None:
