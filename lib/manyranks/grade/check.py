@@ -201,8 +201,8 @@ class Finding:
 def check(task: Task, answer, record: Record) -> Report:
     """Runs the answer on the task's worlds and judges what happened. record: of what is right, and of known mistakes.
 
-    Always returns, within 20 s on a machine that does nothing else; what the answer raises, prints or returns becomes a line
-    of the report.
+    Returns within 20 s on a machine that does nothing else; what the answer raises, prints or returns becomes a line of the
+    report. Raises NotStarted where ranks can't start.
     """
     if not callable(answer):
         return _refused(task, Finding(Line(False, f"{task.name} is not a function", hint="run the cell above that defines it")))

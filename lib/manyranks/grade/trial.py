@@ -305,7 +305,7 @@ def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str,
 
 
 def _prepare(world: World, answer: Callable, free: float) -> None:
-    """Fresh ranks have a network of their own, and a stranger's notebook to run: that is no part of a case."""
+    """Makes new ranks unpack the answer, which runs a stranger's cells there, before the clock of a case starts."""
     seconds, world.timeout = world.timeout, _left(max(CELLS, world.timeout))
     try:
         world.run(callable, answer if confined else int)

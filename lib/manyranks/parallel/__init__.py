@@ -1,4 +1,4 @@
-"""Floor 3: the techniques, one file each, in plain torch.distributed.
+"""Floor 3: the techniques, a file or a package each, in plain torch.distributed.
 
 Each also runs under torchrun. Its main names are here, too: `manyranks.parallel.Zero3`.
 Imports are lazy (PEP 562): each loads its technique only.

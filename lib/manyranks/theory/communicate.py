@@ -49,7 +49,7 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Timed:
-    """Seconds of what was said, by its name in there, by axis, and by when."""
+    """Seconds by item (a part's name, BETWEEN, or a row's key), then by axis and when: see network.Seconds."""
 
     items: dict[Hashable, Seconds]
 

@@ -61,9 +61,12 @@ def site(shape: ModelShape, local: Local, cluster: Cluster, constants: Constants
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Busy:
-    """Seconds of a part's kernels. weight: of those backward that make weights' gradients; core, core_backward: of
-    attention; host, host_backward, host_weight: of the CPU that launches
-    forward, backward and weights' gradients."""
+    """Seconds of a part's kernels.
+
+    weight: of forward's products with a weight, as long as the weights' gradients are taken to be
+    core, core_backward: of attention
+    host, host_backward, host_weight: of the CPU that launches forward, backward, and as many kernels as `weight` has
+    """
 
     site: Site
     part: str

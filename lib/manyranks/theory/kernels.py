@@ -1,4 +1,4 @@
-"""The seconds that a kernel takes, with the three constants of the whole library."""
+"""The seconds that a kernel takes, with the three constants that all estimates share."""
 
 import functools
 import math
@@ -8,7 +8,6 @@ from manyranks.theory.cluster import Cluster
 from manyranks.theory.hardware import Accelerator
 from manyranks.theory.layer import Kernel
 
-# The three constants of the whole library.
 MATMUL = 0.93  # share of a chip's best matrix product (Accelerator.matmul_fraction) that a step reaches: published.fit
 BANDWIDTH = 0.79  # share of a link's or a memory's specified bandwidth: mean of measured_busbw.csv's rings ÷ specification
 OVERHEAD = 5e-6  # seconds that a kernel or a collective takes beside its work

@@ -15,7 +15,7 @@ _AXIS = {"etp": "tp", "shards": "data", "replicas": "data"}  # groups that belon
 
 
 class Seconds(dict[tuple[str, str], float | tuple[float, ...]]):
-    """Seconds by axis and by when: of the calls; of a ring's messages, under each of N blocks, and of the last, home."""
+    """(axis, when) -> seconds of those calls; of a ring of keys and values one for each block, then of the message home."""
 
     __hash__ = object.__hash__  # one list of calls is one key of caches
     __eq__ = object.__eq__

@@ -41,8 +41,11 @@ class Pass(NamedTuple):
 
 
 class Both(NamedTuple):
-    """Forward, backward, and the seconds of weight gradients that a schedule may move, those that hide no communication: of the
-    chip, and of its host."""
+    """One micro-batch's forward and backward.
+
+    weight, host_weight: of backward, the weights' gradients that a schedule may run later and that hide no communication, on
+        the chip and on its host
+    """
 
     forward: Pass = Pass()
     backward: Pass = Pass()

@@ -1,4 +1,4 @@
-"""All ways to split one training step over a cluster that fit in memory, fastest first, each with what it loses to the best."""
+"""Ways to split one training step over a cluster that fit in memory, fastest first, each with what it loses to the best."""
 
 import functools
 import heapq
@@ -260,7 +260,7 @@ def _may_be_checked(task: _Task, degrees: Degrees, microbatch: int, more: dict[s
 
 
 def _branch(task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], n: int) -> _Node:
-    """Opens those of these plans that recompute as the n-th of the ways that are tried, or more: more takes no less time."""
+    """The unopened set of these plans that recompute in the n-th of the tried ways or a later one: more takes no less time."""
     pp, m, ways = degrees[1], task.batch // (degrees[0] * local.microbatch), task.recompute
     local = local._replace(recompute=ways[n])
     model = pace.of_model(site(task.shape, local, task.cluster, DEFAULT))

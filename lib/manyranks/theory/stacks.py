@@ -1,4 +1,4 @@
-"""Stacks: what a framework does with a plan. They describe structure, with sources; no number is fitted to a run."""
+"""Stacks: what a framework does with a plan. They describe structure, with sources; one number is fitted, _MEGATRON_HOST."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

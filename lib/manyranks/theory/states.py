@@ -227,8 +227,8 @@ class Rows:
 
 
 def rows(held: Holding, shape: ModelShape, plan: Plan) -> Rows:
-    """Returns the rows of these ranks. Buckets are each as large as a layer's or larger, so that they have BUCKET bytes at
-    least; ZeRO-3 has units of one layer."""
+    """Returns the rows of these ranks. There is one bucket a layer at most, none below BUCKET bytes unless it is
+    the only one; ZeRO-3 has units of one layer."""
     return _rows(held, plan.zero == 3, plan.zero > 0, max(1, shape.layers // plan.pp), plan.recipe, groups(plan))
 
 

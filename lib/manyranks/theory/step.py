@@ -3,10 +3,11 @@
 Every kernel of a layer is charged its FLOPs and its bytes, every message α + n/β; what overlaps is hidden behind what it
 overlaps with. The step takes as long as the pipeline rank that is done last, so the slowest stage sets the pace.
 
-Assumed, beside the constants of kernels: all ranks are equally fast; reading data, writing checkpoints and Python take no
-time; messages of different kinds do not share links, and communication takes nothing from the processors but what the cluster
-reserves. Of data parallelism: gradients travel in equal buckets of 25 MiB at least, one after another, by rings or trees,
-whichever is faster; with overlap the last bucket is exposed, and what backward is too short to hide: data_parallel, network.
+Assumed, beside the constants of kernels: all ranks are equally fast; reading data and writing checkpoints take no time, and
+Python only what it takes to launch kernels (Stack.host); messages of different kinds do not share links, and communication
+takes nothing from the processors but what the cluster reserves. Of data parallelism: gradients travel in equal buckets, one
+after another, by rings or trees, whichever is faster, ZeRO-3's in units of a layer; with overlap, what shows is the last
+bucket, or what backward is too short to hide if that is longer: data_parallel, network.
 """
 
 import math

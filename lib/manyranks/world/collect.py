@@ -36,7 +36,8 @@ def collect(
     answer: Callable[[int, Asked], None] | None = None,
     patience: float = 1.0,
 ) -> float:
-    """Returns when every rank has replied, or when that will not happen: one raised, died, or all wait for each other.
+    """Returns when every rank has replied, or when that will not happen: one raised or died, all wait for each other, or the
+    time is over.
 
     outcome: what is known so far, completed here; watched: whether to look for deadlocks (their signs are known for gloo);
     step: called again and again with what ranks did when they were last looked at; answer: gives a rank's debugger its line;

@@ -33,14 +33,14 @@ _AFTER_INTERRUPT = 0.4  # seconds that ranks have to come back before they are r
 
 
 class Each(tuple):
-    """An argument of World.run or measure of which each rank gets its own part, rank 0 the first, and nothing else."""
+    """A positional argument of World.run or measure of which each rank gets its own part alone, rank 0 the first."""
 
 
 class World:
     """`size` processes in one torch.distributed group; gloo on the CPU, NCCL where every rank can have a GPU.
 
-    backend: "auto", "gloo" or "nccl"; timeout: seconds one run may take (None: no limit; a deadlock is found in 3 s without
-    it); engine: "local", or "ray": ranks on the nodes of the Ray cluster that ray.init() has connected to, one a CPU;
+    backend: "auto", "gloo" or "nccl"; timeout: seconds one run may take (None: no limit; on gloo a deadlock is found in 3 s
+    without it); engine: "local", or "ray": ranks on the nodes of the Ray cluster that ray.init() has connected to, one a CPU;
     confined: what ranks may do that run code of strangers. A context manager. Raises ValueError for what cannot be, before any
     process starts.
     """

@@ -148,7 +148,7 @@ class TensorParallel(Accumulating):
         return result
 
     def watch(self) -> None:
-        """Waits for the first forward pass, which shows whose gradients are parts."""
+        """Has the first forward pass looked at, which shows whose gradients are parts."""
         for handle in self._looks.values():
             handle.remove()
         self._in_part: set[str] = set()  # whole parameters on this rank's features only

@@ -1,4 +1,4 @@
-"""The one constant that is fitted, and what happens to each table when it has no part in the fit."""
+"""The constant that is fitted for all stacks, and what happens to each table when it has no part in the fit."""
 
 import math
 

@@ -96,7 +96,7 @@ def _wake_on_children() -> tuple[int, int]:
 
 
 def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int], recorder) -> bool:
-    """Forks the rank that the kernel asks for. Returns False when the kernel is gone."""
+    """Does what the kernel asks for: a fork, KILL, NETWORK, SETTLE or BYTES. Returns False when the kernel is gone."""
     request, fds, _, _ = socket.recv_fds(kernel, 1, len(CHANNELS))
     if not request:
         return False

@@ -29,7 +29,7 @@ IDLE = 600.0  # seconds that the forkserver stays without a world
 _REST = 0.05  # seconds in which faulthandler writes all its lines after the first
 _CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel of the operating system says them
 _START = "import sys; sys.path[:] = {!r}; from manyranks.world.processes.forkserver import serve; serve({}, {!r}, {!r}, {!r})"
-strangers = False  # whether ranks run code that nobody here has written: grade.apart sets it
+strangers = False  # whether ranks run code that nobody here has written: see use()
 
 
 def loopback() -> str:

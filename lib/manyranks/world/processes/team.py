@@ -145,7 +145,7 @@ def server_of(engine: str, size: int, confined: bool):
 
 
 def _setup(size: int, backend: str, store: str, confined: Confined | None) -> dict:
-    """Returns what rank.Setup holds, but for each rank's own part; a dict, for the kernel need not import what ranks do."""
+    """Returns what each rank is told first, but for its own part."""
     folder = confined.scratch if confined else os.getcwd()
     here = {"sys_path": sys.path, "folder": folder, "confined": confined}
     return {"size": size, "backend": backend, "store": store} | here

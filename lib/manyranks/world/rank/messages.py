@@ -1,6 +1,7 @@
 """Objects over a socket: cloudpickle for functions and values, tensors' bytes beside the pickle and never through it.
 
-A message is a header of lengths, the pickle, then one frame a storage. A received tensor stands directly on the frame it
+A message is a header of lengths, then frames. `pack` makes an object's: the pickle, then one a storage; `process` and `watch`
+put a kind before them, or a number behind. A received tensor stands directly on the frame it
 was read into, and tensors that share a storage still share it on the other side.
 """
 

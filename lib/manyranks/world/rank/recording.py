@@ -33,7 +33,7 @@ def wanted(flops: bool = False, memory: bool = False, profile: bool = False) -> 
 
 
 def record(recorder: Recorder, counts: frozenset | None, function, args: tuple, kwargs: dict):
-    """Calls the function; returns its result and, where something is to be counted, the Recording. counts: as of wanted()."""
+    """Calls the function. Returns its result, and its Recording, None where counts is None. counts: as of wanted()."""
     if counts is None:
         return function(*args, **kwargs), None
     with contextlib.ExitStack() as modes:
