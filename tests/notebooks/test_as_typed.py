@@ -13,10 +13,10 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from tests.conftest import ROOT
 
 # A bar that is shown at once stands for a start that takes long. The number of the cell is another one than what is stored.
-SLOW = """from manyranks import busy, settings
+SLOW = """from manyranks import progress_bar, settings
 
-busy.PATIENCE = busy.EVERY = 0
-with busy.bar("importing torch for the ranks") as bar:
+progress_bar.PATIENCE = progress_bar.EVERY = 0
+with progress_bar.bar("importing torch for the ranks") as bar:
     bar.step()
 print(settings.read("scenario"), "cell 1, line 7")"""
 SAID = "{} cell 9, line 7\n"
