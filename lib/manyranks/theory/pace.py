@@ -41,7 +41,7 @@ class Pass(NamedTuple):
 
 
 class Both(NamedTuple):
-    """One micro-batch's forward and backward.
+    """A micro-batch's forward and backward.
 
     weight, host_weight: of backward, the weights' gradients that a schedule may run later and that hide no communication, on
         the chip and on its host
