@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from manyranks.given.mfu import MOST, Device, Timing
 from manyranks.measure.journal import Stopped
 from manyranks.world.strangers.kept import Kept, _pipe, answering
 
@@ -56,3 +57,10 @@ def test_a_file_in_the_pipe_s_place_is_not_opened(tmp_path, monkeypatch):
     with pipe, pytest.raises(ValueError, match="files of the check's were taken away"):
         _pipe(f"{tmp_path}")
     assert mine.read_text() == "mine"
+
+
+def test_a_device_that_is_called_without_end_notes_no_more_than_a_right_answer_needs():
+    device = Device(Timing(2, 7, 3), 0, 1, 0)
+    results = [call() for _ in range(MOST) for call in (device.launch, device.clock)]
+    assert [math.isnan(one) for one in results] == [False] * MOST + [True] * MOST
+    assert sum(map(len, device.log)) == MOST
