@@ -115,35 +115,35 @@ def matrix(values: Iterable, kept: Iterable) -> list:
 @pytest.fixture
 def world():
     """A world of 3 ranks: odd, so that nothing works by halves."""
-    with mr.World(3, backend="gloo", timeout=30) as world:
+    with mr.World(3, backend="gloo", timeout=100) as world:
         yield world
 
 
 @pytest.fixture(params=matrix([2, 3, 4], [3]))
 def worlds(request):
     """Worlds of 2, 3 and 4 ranks, one after the other."""
-    with mr.World(request.param, backend="gloo", timeout=30) as world:
+    with mr.World(request.param, backend="gloo", timeout=100) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
 def shared_world():
     """A world of 3 ranks for all tests of a file: for tests that leave their ranks as they were."""
-    with mr.World(3, backend="gloo", timeout=30) as world:
+    with mr.World(3, backend="gloo", timeout=100) as world:
         yield world
 
 
 @pytest.fixture(scope="module", params=matrix([2, 3, 4], [3]))
 def shared_worlds(request):
     """Worlds of 2, 3 and 4 ranks, each for all tests of a file."""
-    with mr.World(request.param, backend="gloo", timeout=30) as world:
+    with mr.World(request.param, backend="gloo", timeout=100) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
 def four():
     """A world of 4 ranks for all tests of a file: the smallest with a mesh of two axes."""
-    with mr.World(4, backend="gloo", timeout=30) as world:
+    with mr.World(4, backend="gloo", timeout=100) as world:
         yield world
 
 
@@ -169,7 +169,7 @@ def world_of():
 @pytest.fixture(scope="module")
 def sizes():
     """Worlds of 2, 3 and 4 ranks by their size, all at once: for what one writes and another reads."""
-    worlds = {n: mr.World(n, backend="gloo", timeout=30) for n in (2, 3, 4)}
+    worlds = {n: mr.World(n, backend="gloo", timeout=100) for n in (2, 3, 4)}
     yield worlds
     for world in worlds.values():
         world.close()
