@@ -305,10 +305,12 @@ class Explorer:
 
     def buttons(self) -> widgets.Box:
         """Presets, reset, what measures, and what copies the code."""
-        row = [widgets.HTML(page.small_print("Try"), layout=widgets.Layout(margin="0 4px"))] * bool(self.presets)
+        row = [widgets.HTML(page.small_print("Try"), layout=widgets.Layout(margin="0 4px"))] if self.presets else []
         row += [_button(name, lambda _, name=name: self.preset(name)) for name in self.presets]
         row.append(_button("Reset", lambda _: self.reset()))
-        row += [_Measuring(self, self._measure).start] * (self._measure is not None) + [self._copy]
+        if self._measure is not None:
+            row.append(_Measuring(self, self._measure).start)
+        row.append(self._copy)
         return widgets.Box(row, layout=widgets.Layout(flex_flow="row wrap", align_items="center"))
 
     def __repr__(self) -> str:

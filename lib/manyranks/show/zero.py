@@ -260,7 +260,7 @@ class Stage(namedtuple("Stage", "model cluster dp stage k precision"), Setting):
         return sharding.largest(plan.zero, self.dp, int(room), self.precision, self.dp // plan.shards)
 
     def where(self) -> str:
-        return f"{self.model} on {self.dp:,} GPU{'s' * (self.dp > 1)}, {self.stage}, {self.cluster}"
+        return f"{self.model} on {self.dp:,} GPU{'s' if self.dp > 1 else ''}, {self.stage}, {self.cluster}"
 
     def numbers(self) -> dict[str, str]:
         numbers = {"states": units.size(self.scenario.peak.states), "activations": units.size(self.held()["activations"])}

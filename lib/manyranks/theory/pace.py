@@ -279,7 +279,7 @@ def mean_of_others(kinds: list[Kind], own: int) -> tuple[float, float, float]:
     """Mean forward, backward and weight of all other ranks than one of this kind, which is a place in the list."""
     n = forward = backward = weight = 0
     for place, kind in enumerate(kinds):
-        count = kind.count - (place == own)
+        count = kind.count - 1 if place == own else kind.count
         n += count
         forward += count * kind.forward
         backward += count * kind.backward

@@ -373,7 +373,7 @@ def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple], stac
 
 def _slots(shape: ModelShape, tried: dict[str, tuple]) -> int:
     """Places for stages: the layers, and with embedding_slots the embedding and the head."""
-    return shape.layers + 2 * any(tried.get("embedding_slots", ()))
+    return shape.layers + (2 if any(tried.get("embedding_slots", ())) else 0)
 
 
 def _divisors(n: int) -> list[int]:
@@ -407,7 +407,7 @@ def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
     if part == "optimizer":
         return f"ZeRO-{plan.zero} spreads the states over {plan.shards} ranks"
     stages = plan.stages // plan.pp
-    return f"PP {plan.pp}, {stages} stage{'s' * (stages > 1)} per rank, {each}, {plan.schedule}"
+    return f"PP {plan.pp}, {stages} stage{'s' if stages > 1 else ''} per rank, {each}, {plan.schedule}"
 
 
 def _tensor_name(plan: Plan) -> str:

@@ -110,7 +110,7 @@ def held(
         masters=master * own,
         states=sum(states) * own,
         counters=counter * count,
-        padding=parameter * (row - whole) + gradient * (stage == 2) * empty,
+        padding=parameter * (row - whole) + (gradient * empty if stage == 2 else 0),
     )
 
 
@@ -203,7 +203,7 @@ def sent(
     if type(replica) is not int or not 0 <= replica < n // k:
         raise ValueError(f"replica={replica!r}: there are {n // k}, counted from 0")
     away = [padded(unit, k) - shard(unit, k) for unit in units]  # all but its own shard
-    again = away[: len(away) - keep_last] if stage == 3 else []
+    again = (away[:-1] if keep_last else away) if stage == 3 else []
     across = [_all_reduced(shard(unit, k), n // k, replica) for unit in units]
     sizes = gather_itemsize, gather_itemsize, reduce_itemsize, reduce_itemsize
     return Sent(*(size * sum(part) for size, part in zip(sizes, (away, again, away, across), strict=True)))

@@ -105,8 +105,9 @@ def of_stage(shape: ModelShape, layout: Layout, stage: Stage) -> Held:
     cut, whole = _shares([*parts, (stage.embedding, shape.embedding), (stage.head, head)], shape, t)
     moe = stage.moe
     if stage.mtp:  # all of it counts as cut
-        moe += stage.mtp * shape.is_moe(shape.layers - 1)
-        cut += shape.mtp_parameters - (moe - stage.moe) * shape.experts * shape.expert_parameters
+        with_experts = stage.mtp if shape.is_moe(shape.layers - 1) else 0
+        moe += with_experts
+        cut += shape.mtp_parameters - with_experts * shape.experts * shape.expert_parameters
     expert, of_each = _shares([(1, shape.expert)], shape, etp)
     experts = moe * shape.experts // layout.ep
     return Held(cut / t + whole, experts * (expert / etp + of_each) if experts else 0.0)

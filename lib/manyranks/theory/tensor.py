@@ -31,8 +31,9 @@ def calls(shape: ModelShape, plan: Local, part: str, imbalance: float = 1.0) -> 
     elements, options = plan.rank_tokens * shape.hidden, (plan.sequence_parallel, plan.regather)
     if part in ("head", "embedding"):
         return (_column if part == "head" else _row)(elements, *options)
-    blocks, found = (1 if shape.parallel_layers else 2) - (part == "moe"), []
+    blocks, found = 1 if shape.parallel_layers else 2, []
     if part == "moe":
+        blocks -= 1
         rows = shape.hidden * plan.expert_tokens
         found += [one._replace(group="etp", times=imbalance * shape.top_k) for one in _block(rows, *options)]
         found += _block(elements, *options) if shape.shared_experts else []

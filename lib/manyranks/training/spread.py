@@ -219,8 +219,9 @@ class Spread:
         if training.zero not in (1, 2):
             groups = decay_groups(self.stepped(), training)
             half = next(iter(self.kinds)).dtype in (torch.bfloat16, torch.float16)
-            masters = half and not training.zero
-            return (MasterOptimizer if masters else adam)(groups, *[adam] * masters, **settings)
+            if half and not training.zero:
+                return MasterOptimizer(groups, adam, **settings)
+            return adam(groups, **settings)
         for expert in sorted({kind.expert for kind in self.kinds.values()}):
             own = [(p, kind) for p, kind in self.kinds.items() if kind.expert == expert]
             groups, group = decay_groups(own, training), self._shared_by(own[0][1])

@@ -90,7 +90,9 @@ def _name(device: torch.device | str) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return (
-        f"CPU with {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else str(device)
+        f"CPU with {threads} thread{'s' if threads > 1 else ''}"
+        if device.type == "cpu"
+        else str(device)
     )
 
 

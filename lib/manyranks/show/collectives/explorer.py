@@ -184,7 +184,7 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
         return collectives.sent_bytes(self.operation, self.size, 1, self.n, self.algorithm, node=self.node)
 
     def where(self) -> str:
-        return f"{self.operation} by {self.algorithm}, {self.n:,} rank{'s' * (self.n != 1)}, {units.size(self.size)}"
+        return f"{self.operation} by {self.algorithm}, {self.n:,} rank{'s' if self.n != 1 else ''}, {units.size(self.size)}"
 
     def numbers(self) -> dict[str, str]:
         if self.n == 1:
@@ -290,7 +290,8 @@ class Grid:
         flat, (down, across) = np.ravel(counts), np.indices((rows, columns)).reshape(2, -1)
         boxes = np.stack((across / columns, (across + 1) / columns, down / rows, (down + 1) / rows), axis=1)
         middles, shades = boxes.reshape(-1, 2, 2).mean(axis=2), np.unique(flat)
-        self._cells.set_paths([joined(boxes[flat == count]) for count in shades] + [joined(boxes)] * (rows > 0))
+        grid = [joined(boxes)] if rows else []
+        self._cells.set_paths([joined(boxes[flat == count]) for count in shades] + grid)
         self._cells.set(facecolors=[*_SHADES(shades / most), (0, 0, 0, 0)], edgecolors=["none"] * len(shades) + ["#b0b0b0"])
         self._cells.set_linewidths([0] * len(shades) + [0.6])
         if rows:
@@ -387,7 +388,8 @@ class Knobs(Board):
         """Shows its round, or the last one."""
         total, drawn, last = now.steps, now.n <= MOST, min(now.step, now.steps)
         title = f"round {last} of {total}" if drawn else f"{total:,} rounds"
-        title += " on one ring" * (drawn and now.cluster.torus > 0 and now.algorithm == "ring")
+        if drawn and now.cluster.torus > 0 and now.algorithm == "ring":
+            title += " on one ring"
         self._circle.update(now.n, now.messages(last) if drawn else [], title if total else "no rounds")
         arrived = "chunks received, by sender" if now.operation == "all_to_all" else "chunks that have arrived"
         held = "ranks summed into each chunk" if now.operation in contents.ADDING else arrived

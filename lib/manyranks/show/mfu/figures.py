@@ -85,8 +85,9 @@ def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = ()) -> style.F
         measured, said = point.flops_per_second is not None, units.flop_rate(y) if x else "moves memory"
         look = {"color": colour, "markerfacecolor": colour if measured else "white", "markersize": 7, "markeredgewidth": 1.6}
         look |= {"label": f"{k if x else '–'}  {point.name}: {units.short(x)}; {said}", "linestyle": "none", "zorder": 3}
-        listed += axes.plot([x] * bool(x), [y] * bool(x), marker, **look)
-        axes.vlines([x] * (measured and x > 0), y, roof.flops_per_second(x), colors=colour, linestyles=":", linewidth=1.2)
+        listed += axes.plot([x] if x else [], [y] if x else [], marker, **look)
+        below = [x] if measured and x > 0 else []
+        axes.vlines(below, y, roof.flops_per_second(x), colors=colour, linestyles=":", linewidth=1.2)
     if listed:
         fig.legend(handles=listed, loc="outside right upper", title="FLOP/byte; FLOP/s", fontsize=8, labelspacing=0.3)
     fig.draw_without_rendering()  # places the axes: which numbers would meet depends on it

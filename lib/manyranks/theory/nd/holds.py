@@ -121,7 +121,8 @@ def parts(shape: ModelShape, plan: Plan, at: At = None) -> list[Part]:
     check(shape, plan)
     found, own = [], own_stages(shape, plan, coordinates(plan, at)["pp"])
     ends = sum(stage.embedding + stage.head for stage in own.values())  # on this rank, of the two that share a tied matrix
-    rows, copies = sharding.shard(shape.vocab, plan.tp), 3 - ends if shape.tied else 1
+    rows = sharding.shard(shape.vocab, plan.tp)
+    copies = 3 - ends if shape.tied else 1
     vocabulary = Parameter(rows * shape.hidden, Kind(True, copies=copies))
     for number, stage in own.items():
         if stage.embedding:
@@ -147,7 +148,8 @@ def _layer(shape: ModelShape, plan: Plan, moe: bool) -> tuple[Parameter, ...]:
 
 def _on_rank(tensors: list[Tensor], shape: ModelShape, plan: Plan, expert: bool = False) -> tuple[Parameter, ...]:
     t = plan.tp
-    owners, summed = max(1, t // shape.kv_heads), t if plan.sequence_parallel else 1
+    owners = max(1, t // shape.kv_heads)
+    summed = t if plan.sequence_parallel else 1
     over = {"slices": (1, 1), "heads": (owners, owners), "whole": (summed, t)}
     return tuple(Parameter(one.on_rank(t, shape.kv_heads), Kind(one.decays, expert, *over[one.cut])) for one in tensors)
 
@@ -209,7 +211,7 @@ def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> Holding:
     """
     size = plan.recipe.parameters
     wide = max(4, size)
-    each = {"parameter": size, "gradient": size, "master": wide * (size < wide), "states": (wide, wide), "counter": 4}
+    each = {"parameter": size, "gradient": size, "master": wide if size < wide else 0, "states": (wide, wide), "counter": 4}
     if plan.zero == 3 and size < wide:  # units are made of the masters
         each |= {"parameter": 0, "gradient": wide}
     if plan.zero == 0:
