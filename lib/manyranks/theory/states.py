@@ -69,7 +69,7 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     checks.kinds(plan=plan)
     if isinstance(shape, ModelShape):
         plan.check(shape)
-        return hold(stages.dealt(shape, plan.layout)).ranks
+        return hold(stages.deal(shape, plan.layout)).ranks
     if not isinstance(shape, int | float) or not 0 <= shape < math.inf:
         raise ValueError(f"shape={shape!r}: give a ModelShape, as models['llama3-8b'], or a number of parameters, 0 or more")
     if (plan.ep, plan.etp) != (1, None):
@@ -78,7 +78,7 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Holding:
+class RankParameters:
     """The parameters of each pipeline rank before ZeRO shards them, and each kind of them once."""
 
     ranks: tuple[Held, ...]
@@ -86,14 +86,14 @@ class Holding:
 
 
 @functools.lru_cache(maxsize=16384)
-def hold(dealt: Dealt) -> Holding:
+def hold(dealt: Dealt) -> RankParameters:
     """Counts as rank_parameters does, of stages that are dealt."""
     shape, layout = dealt.shape, dealt.layout
     kinds = {stage: of_stage(shape, layout, stage) for stage in dealt.parts}
     held = [kinds[stage] for stage in dealt.ranks]
     if layout.schedule == "dualpipe" and layout.pp > 1:  # each rank has a copy of the stage at the other end, too
         held = [Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True)]
-    return Holding(tuple(held), tuple(dict.fromkeys(held)))
+    return RankParameters(tuple(held), tuple(dict.fromkeys(held)))
 
 
 @functools.lru_cache(maxsize=16384)
@@ -137,7 +137,7 @@ def least(held: Held, plan: Plan) -> int:
     return states.total - (states.gradients if plan.framework.fp32_shards else 0)  # which makes gradients in backward only
 
 
-def optimizer_bytes(held: Holding, plan: Plan) -> int:
+def optimizer_bytes(held: RankParameters, plan: Plan) -> int:
     """Counts the bytes of the optimizer's states on the rank that has most of them."""
     how = _sharding(plan)
     return max(_states(each, *how).optimizer for each in held.kinds)
@@ -227,14 +227,16 @@ class Rows:
     units: dict[Held, int]
 
 
-def rows(held: Holding, shape: ModelShape, plan: Plan) -> Rows:
+def rows(held: RankParameters, shape: ModelShape, plan: Plan) -> Rows:
     """Returns the rows of these ranks. There is one bucket a layer at most, none below BUCKET bytes unless it is
     the only one; ZeRO-3 has units of one layer."""
     return _rows(held, plan.zero == 3, plan.zero > 0, max(1, shape.layers // plan.pp), plan.recipe, groups(plan))
 
 
 @functools.lru_cache(maxsize=65536)
-def _rows(held: Holding, in_units: bool, sharded: bool, layers: int, recipe: Recipe, of_each: tuple[Group, Group]) -> Rows:
+def _rows(
+    held: RankParameters, in_units: bool, sharded: bool, layers: int, recipe: Recipe, of_each: tuple[Group, Group]
+) -> Rows:
     items, units = {}, {}
     for kind in held.kinds:
         units[kind] = often = layers if in_units else max(1, min(layers, int(sum(kind) * recipe.reduced / BUCKET)))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from manyranks.theory import activations, checkpointing, checks, memory
 from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.calls import AGAIN, BACKWARD, BESIDE, FORWARD, HALF, Call, Calls, Passes, counted
-from manyranks.theory.plan import Local, Plan, uncut
+from manyranks.theory.plan import Local, Plan, why_uncut
 
 
 def calls(shape: ModelShape, plan: Local, part: str, imbalance: float = 1.0) -> list[Call]:
@@ -248,7 +248,7 @@ def finish(shape: ModelShape, t: int, sequence_parallel: bool = False, itemsize:
 def _fits(shape: ModelShape, t: int) -> None:
     checks.kinds(shape=shape)
     checks.whole(t=t)
-    if left := uncut(shape, t):
+    if left := why_uncut(shape, t):
         raise ValueError(left.replace("tp=", "t=", 1))
     if shape.experts or shape.latent:
         raise ValueError(f"{shape.name} has experts or latent attention: give a shape with plain attention and one MLP a layer")

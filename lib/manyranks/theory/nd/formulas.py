@@ -163,7 +163,7 @@ def _stage_flops(shape: ModelShape, p: int) -> list[float]:
     head = 3 * flops.forward(shape, 0).head
     linear, attention = _flops(shape)
     layer = (linear + attention * MICROBATCH - head) / shape.layers
-    return [stage.layers * layer + stage.head * head for stage in stages.deal(shape, p)]
+    return [stage.layers * layer + stage.head * head for stage in stages.deal_stages(shape, p)]
 
 
 def _bandwidth(link: Link, constants: Constants) -> float:

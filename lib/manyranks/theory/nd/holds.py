@@ -16,8 +16,8 @@ from manyranks.theory import checks, sharding
 from manyranks.theory.architecture import ModelShape, Tensor, parameters_of
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import Plan
-from manyranks.theory.sharding import Holding
-from manyranks.theory.stages import Stage, deal, stages_of
+from manyranks.theory.sharding import HeldBytes
+from manyranks.theory.stages import Stage, deal_stages, stages_of
 
 At = Mapping[str, int] | None
 COORDINATES = ("pp", "dp", "cp", "tp")
@@ -112,7 +112,7 @@ def unplaced(plan: Plan) -> str:
 
 def own_stages(shape: ModelShape, plan: Plan, pp: int) -> dict[int, Stage]:
     """A pipeline rank's stages, by number."""
-    dealt = deal(shape, plan.stages, plan.embedding_slots)
+    dealt = deal_stages(shape, plan.stages, plan.embedding_slots)
     return {stage: dealt[stage] for stage in stages_of(pp, plan.pp, plan.stages, plan.schedule)}
 
 
@@ -202,7 +202,7 @@ def owned(row: Row, plan: Plan, at: At) -> list[int]:
     return sharding.owned([p.elements for p in row.parameters], row.shards, place(row, plan, at))
 
 
-def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> Holding:
+def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> HeldBytes:
     """Parameters, gradients, masters and AdamW's two moments of the rank at these coordinates, after backward.
 
     at: as Mesh.coordinates gives them, all 0 by default. Where plan.precision has less than 4 bytes a parameter, masters,
@@ -221,7 +221,7 @@ def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> Holding:
     for row in rows(shape, plan, at, size):
         own = {"rank": place(row, plan, at), "tensors": len(row.parameters)} if plan.zero == 3 else {}
         found.append(sharding.held([row.elements], row.shards, plan.zero, **each, **own))
-    return Holding(*map(sum, zip(*found, strict=True)))
+    return HeldBytes(*map(sum, zip(*found, strict=True)))
 
 
 def _row(elements: int, kind: Kind, plan: Plan) -> Row:

@@ -9,7 +9,7 @@ from math import prod
 
 from manyranks.theory import checks
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import Plan, unread
+from manyranks.theory.plan import Plan, why_no_ulysses
 
 AXES = ("pp", "dp", "cp", "tp")  # where two are equally small, the first of them grows: only p > 2 has stages in the middle
 _VOCAB = 256  # a token for each byte
@@ -153,7 +153,7 @@ def _heads(shape: ModelShape, plan: Plan, small: Plan) -> tuple[int, int]:
 
 
 def _unread(heads: int, kv_heads: int, plan: Plan) -> str:
-    return unread(ModelShape("heads", 1, heads, 1, heads, 1, kv_heads), plan.tp, plan.cp)
+    return why_no_ulysses(ModelShape("heads", 1, heads, 1, heads, 1, kv_heads), plan.tp, plan.cp)
 
 
 def _layers(shape: ModelShape, plan: Plan, small: Plan) -> int:

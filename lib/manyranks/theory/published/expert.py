@@ -89,9 +89,9 @@ def _passes(often: Actions, earlier: Both, later: Both) -> tuple[float, ...]:
 
 def _update(time: StepTime, rank: int) -> float:
     """Gradients and parameters travel with nothing to hide behind, beside the optimizer."""
-    held = states.hold(stages.dealt(time.shape, time.plan.layout))
+    held = states.hold(stages.deal(time.shape, time.plan.layout))
     rows = states.rows(held, time.shape, time.plan)
-    timed = communicate.timed(rows, compute.place(time.cluster, time.constants))
+    timed = communicate.timed(rows, compute.speeds(time.cluster, time.constants))
     alone = [(held.ranks[rank], 0.0, 0.0)]
     (sent,) = data_parallel.exposed(time.plan, time.cluster, time.constants, rows, timed, alone)
     return sent + time.optimizer
