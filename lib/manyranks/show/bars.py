@@ -91,7 +91,9 @@ class Bars:
         lengths = [sum(bar.values()) for bar in bars]
         longest = max([longest or max(lengths) or 1.0, *lengths[max(row, 0) : row + 1]])
         self._longest = longest = self._ends[1] if self._ends else longest
-        self._bars, texts = bars, [*texts, *[missing] * (len(self._rows) - len(texts) if missing else 0)]
+        self._bars = bars
+        if missing:
+            texts = [*texts, *[missing] * (len(self._rows) - len(texts))]
         for part, boxes in self._boxes.items():
             each = (box for y, bar in enumerate(bars) for box in self._places(y, bar))
             boxes.set_path(path := joined([place for name, *place in each if name == part]))

@@ -45,7 +45,8 @@ def routing(
     Raises ValueError for experts that are not there, ranks that do not share them, and copies that nobody chose.
     """
     chosen = np.asarray(chosen_TK)
-    found, T, own = chosen if kept_TK is None else np.asarray(kept_TK), len(chosen), experts // ranks
+    found = chosen if kept_TK is None else np.asarray(kept_TK)
+    T, own = len(chosen), experts // ranks
     if chosen.min() < 0 or chosen.max() >= experts or experts % ranks or ranks > len(LOOKS):
         there = f"give experts from 0 to {experts - 1}, and 1 to {len(LOOKS)} ranks that share them evenly"
         raise ValueError(f"chosen_TK has {chosen.min()} to {chosen.max()}, ranks={ranks}: {there}")

@@ -99,7 +99,8 @@ def tiles(said: Said, before: Said | None = None) -> str:
     own = [_tile(name, text, old.get(name, text)) for name, text in said.numbers.items()]
     if said.scenario is None:
         return _row(own)
-    cost, past = said.scenario.cost, before.scenario.cost if before is not None and before.scenario else None
+    cost = said.scenario.cost
+    past = before.scenario.cost if before is not None and before.scenario else None
     strip = _row([_compared(name, cost, past) for name in scenario.STRIP])
     return (
         _row(own) + strip + small_print(f"The step time is a prediction, {confidence(said.scenario.time)}. {said.note}".strip())

@@ -80,7 +80,8 @@ def compare(
     The bubble is program.bubble's, as a share of the busiest rank's work (ideal) and of both together (whole). Raises
     ValueError for no schedule, one that cannot run, times of 0, and a measured timeline that is none of its schedule.
     """
-    measured, times = timelines or {}, times if isinstance(times, Mapping) else dict.fromkeys(schedules, times)
+    measured = timelines or {}
+    times = times if isinstance(times, Mapping) else dict.fromkeys(schedules, times)
     if not schedules or not set(measured) <= set(schedules) or set(times) != set(schedules):
         given = f"schedules {[*schedules]}, times {[*times]}, timelines {[*measured]}"
         raise ValueError(f"{given}: give a schedule or more, times for all of them, and timelines of no others")

@@ -135,7 +135,8 @@ def collectives(variants: Sequence[str] = ("TP", "TP + SP")) -> style.Figure:
     fig, axes = sheet(9.0, y := 0.42 + 1.42 * len(drawn))
     y -= 0.3
     for (variant, direction), (f, g, counted, letters) in drawn:
-        y, split = y - 1.42, variant != "TP"
+        y -= 1.42
+        split = variant != "TP"
         axes.text(0.08, y + 0.7, f"{variant}\n{direction}", va="center", fontsize=10)
         axes.text(0.08, y + 0.32, counted, va="center", fontsize=9, style="italic", linespacing=1.1)
         x, sent = 1.32, {"f": (f, letters[0]), "g": (g, letters[1])}
@@ -160,7 +161,8 @@ def _draw_sent(axes: Axes, x: float, y: float, wide: float, names: str, letter: 
     axes.plot([x, x + wide], [y + 0.57] * 2, color=style.INK, linestyle="-", linewidth=0.8, zorder=0)
     each = [name for name in names.split("|") if name]
     for k, name in enumerate(each):
-        left, part, (look, ink) = x + k * wide / len(each), wide / len(each), (_AGAIN, style.BLACK) if k else (_SENDS, "white")
+        left, part = x + k * wide / len(each), wide / len(each)
+        look, ink = (_AGAIN, style.BLACK) if k else (_SENDS, "white")
         axes.add_patch(Rectangle((left, y + 0.02), part, 1.1, **_LOOKS[look], **_EDGE))
         axes.text(left + part / 2, y + 0.57, name, color=ink, fontsize=9, rotation=90, **_CENTER)
 

@@ -238,7 +238,8 @@ def finish(shape: ModelShape, t: int, sequence_parallel: bool = False, itemsize:
     if rank not in range(t):
         raise ValueError(f"rank={rank!r} of {t} ranks: give 0 to {t - 1}")
     if shape.kv_heads == 1:  # all ranks have a copy: one group, and one message
-        sequence, copies = sequence + copies, 0
+        sequence += copies
+        copies = 0
     first = [Call("tp", "all_reduce", sequence, itemsize)] if sequence else []
     second = [Call("tp", "all_reduce", copies, itemsize)] if copies else []
     share = max(1, t // shape.kv_heads)  # neighbours with the same key/value head

@@ -328,7 +328,8 @@ class Sent:
 
     def update(self, sent: Sequence[int], least: float) -> None:
         """Shows the bytes of rank 0, 1, …, and the bytes that the busiest rank cannot do without."""
-        n, top, self._sent = len(sent), max(*sent, least, 1), sent
+        n, top = len(sent), max(*sent, least, 1)
+        self._sent = sent
         few = n <= MOST
         apart, each = (0.14, sent) if few else (0, sorted(sent, reverse=True))
         self._bars.set_verts(corners([((r + apart) / n, (r + 1 - apart) / n, 0, size / top) for r, size in enumerate(each)]))
@@ -362,7 +363,8 @@ class Times:
         """Shows these algorithms' seconds at SIZES, the chosen one on a band, and a mark at `at`, (bytes, seconds)."""
         heights = {name: 0.95 - 0.1 * place for place, name in enumerate(seconds)}
         for name, line in self._curves.items():
-            shown, wide = name in seconds, 2.6 if name == chosen else 1.2
+            shown = name in seconds
+            wide = 2.6 if name == chosen else 1.2
             line.set(data=(SIZES, seconds[name]) if shown else ([], []), linewidth=wide)
             self._samples[name].set(data=([0.02, 0.07, 0.12], [heights[name]] * 3) if shown else ([], []), linewidth=wide)
         self._band.set(data=(SIZES, seconds[chosen]), color=LOOKS[chosen][0])

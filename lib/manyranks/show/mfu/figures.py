@@ -167,7 +167,8 @@ def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str 
         if [*parts] != [*spent[0]] or any(not 0 <= x < inf for x in parts.values()) or not sum(parts.values()):
             raise ValueError(f"{name!r} has {parts}: give seconds of {', '.join(spent[0])}, 0 or more, not all of them 0")
     shown = [part for part in spent[0] if len(spent[0]) <= 5 or any(parts[part] for parts in spent)]
-    spent, longest = [{part: parts[part] for part in shown} for parts in spent], max(sum(parts.values()) for parts in spent)
+    longest = max(sum(parts.values()) for parts in spent)
+    spent = [{part: parts[part] for part in shown} for parts in spent]
     if len(names) > 4:
         looks = {name: look for name, *look in _looks(shown).values()}
         bars = {name: dict(zip(looks, parts.values(), strict=True)) for name, parts in zip(names, spent, strict=True)}

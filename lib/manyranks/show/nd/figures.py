@@ -58,7 +58,8 @@ def mesh(mesh: Mesh, node: int = 8, axis: str = "tp") -> style.Figure:
     if mesh.ranks > _ROWS * node:
         raise ValueError(f"{mesh.ranks:,} ranks in nodes of {node}: a picture shows {_ROWS} nodes; groups() shows any mesh")
     least, *_, most = sorted(2 * [len({rank // node for rank in group}) for group in groups])
-    many, nodes = len(groups) > 1, f"on {most} nodes" if least == most else f"on {least} to {most} nodes"
+    many = len(groups) > 1
+    nodes = f"on {most} nodes" if least == most else f"on {least} to {most} nodes"
     nodes = f"each {nodes}" if many else nodes
     where = "nothing to send" if mesh.size(axis) == 1 else "inside a node" if most == 1 else nodes
     title = f"{NAMES[axis]}: {len(groups)} group{'s' if many else ''} of {mesh.size(axis)}, {where}"

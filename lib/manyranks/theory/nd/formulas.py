@@ -71,7 +71,8 @@ def formula(axis: str, shape: ModelShape, cluster: Cluster, degree: int, constan
         return _pipeline(axis, shape, route, constants, rate)
     linear, attention = _flops(shape)
     if axis == "cp":  # one sequence of N·T tokens
-        linear, attention = 0.0, degree * attention
+        linear = 0.0
+        attention *= degree
     if axis == "tp":
         linear += _copied(shape, degree)
     return Formula(linear / rate, attention / rate, *_sent(axis, shape, route, constants))
