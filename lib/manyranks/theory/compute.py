@@ -8,6 +8,7 @@ from manyranks.theory import kernels, layer
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import Constants
+from manyranks.theory.layer import Kernel
 from manyranks.theory.plan import Local
 from manyranks.theory.stages import Dealt
 
@@ -109,6 +110,22 @@ def _parts(at: Site, names: tuple[str, ...]) -> Parts:
 def of_part(at: Site, part: str) -> Busy:
     """Times one part's kernels."""
     own = layer.work(at.shape, at.local, part, at.imbalance)
-    chip = layer.PartKernels(*(kernels.total_seconds(each, at.speeds.cluster, at.speeds.constants) for each in own))
-    host = [at.local.framework.host * layer.launches(each) for each in (own.forward, own.backward, own.weights)]
-    return Busy(at, part, *chip, *host)
+
+    def chip(some: list[Kernel]) -> float:
+        return kernels.total_seconds(some, at.speeds.cluster, at.speeds.constants)
+
+    def host(some: list[Kernel]) -> float:
+        return at.local.framework.host * layer.launches(some)
+
+    return Busy(
+        at,
+        part,
+        forward=chip(own.forward),
+        backward=chip(own.backward),
+        weight=chip(own.weights),
+        core=chip(own.core),
+        core_backward=chip(own.core_backward),
+        host=host(own.forward),
+        host_backward=host(own.backward),
+        host_weight=host(own.weights),
+    )
