@@ -100,9 +100,9 @@ def test_the_answers_that_the_judge_expects_are_not_those_that_all_see(exercise,
     code = next(answer.code for answer in of_task(exercise, task) if answer.kind == RIGHT)
     done = [one for each in own.tried(answers.given(own, code)) for one in each.seen]
     asked, seen = ([looks(own, one) for one in every] for every in (done, known))
-    for i in (i for i, judge in enumerate(own.judge) if judge.values and not judge.needs):
+    for i in (i for i, judge in enumerate(own.judges) if judge.values and not judge.needs):
         new, old = ([v for one in of for name, v in one.items() if name.startswith(f"{i} ")] for of in (asked, seen))
-        assert not same(new, old) or task in (*ALIKE_FOR_ALL, IN_WORDS), own.judge[i].what
+        assert not same(new, old) or task in (*ALIKE_FOR_ALL, IN_WORDS), own.judges[i].what
 
 
 def test_it_has_one_right_answer_and_some_mistakes_and_all_that_is_stored_is_theirs(exercise, task):

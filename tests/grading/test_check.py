@@ -158,7 +158,7 @@ def test_facts_that_a_rank_sends_in_place_of_tables_count_for_nothing():
         assert task.then(case, None, forged) == {}
         assert task.then(case, None, forged | {"tables": [[("F", 0)]]}) == {}
         nothing = trial.Trial(1, case, "1/0", seen=[trial.Seen({})])
-        assert not task.judge[0].verdict(nothing, [trial.Seen(forged)]).ok
+        assert not task.judges[0].verdict(nothing, [trial.Seen(forged)]).ok
 
 
 def test_what_a_rank_says_of_its_own_choice_counts_for_nothing():

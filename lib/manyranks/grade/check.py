@@ -16,7 +16,7 @@ import torch
 from manyranks import progress
 from manyranks.grade import trial
 from manyranks.grade.judges import Judge, Verdict
-from manyranks.grade.learner import NOTHING_GIVEN, Advice, Ready, advised
+from manyranks.grade.learner import NOTHING_GIVEN, Advice, Allowed, advised
 from manyranks.grade.trial import Again, Event, Make, Run, Seen, Sent, Then, Trial, ran_again, trials
 from manyranks.measure.fingerprints import Fact, Print, fact, listed, same
 from manyranks.measure.journal import COPY, Stopped
@@ -121,13 +121,13 @@ class Task:
     call: how the check calls the answer; its name comes first, or last where that is a method: "Wrapped(module).close()"
     points: for all of it
     run: what a rank does with the answer
-    judge: what it is judged by, the values first
+    judges: what it is judged by, the values first
     cases: what it runs in, on a world of n ranks, of those in `worlds`
     make: what a rank gets in a case, made by who judges, so that nothing on a rank says what is right; else the case itself
     more: cases that the judge draws where these are the same for all, and runs first: a table of these is no way to any points
     then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on a rank of its own
     part: whether cases that ended well count where a later one did not
-    ready: what may be called
+    allowed: what may be called of what is ready-made
     advice: on what Python and torch say of wrong answers
     unexplained: for values that no known mistake explains
     """
@@ -136,19 +136,19 @@ class Task:
     call: str
     points: float
     run: Run
-    judge: tuple[Judge, ...]
+    judges: tuple[Judge, ...]
     cases: Sequence[Any] | Callable[[int], Sequence[Any]] = ("",)
     worlds: tuple[int, ...] = (2, 3, 4)
     make: Make = lambda case, rank, n, seed: case
     more: Callable[[Random], Sequence[Any]] | None = None
     then: Then | Again | None = None
     part: bool = False
-    ready: Ready = NOTHING_GIVEN
+    allowed: Allowed = NOTHING_GIVEN
     advice: Advice = ()
     unexplained: str = ""
 
     def __post_init__(self) -> None:
-        if abs((total := sum(judge.share for judge in self.judge)) - 1) > 1e-6:
+        if abs((total := sum(judge.share for judge in self.judges)) - 1) > 1e-6:
             raise ValueError(f"the shares of {self.name}'s judges add up to {total:g}, not to 1")
         progress.TASKS.setdefault(self.exercise, {})[self.name] = self.points
 
@@ -174,7 +174,7 @@ class Task:
     def tried(self, answer) -> list[Trial]:
         """Runs the answer in all cases."""
         with _one_thread():
-            found = trials(answer, self.run, self.make, self.cases_on, self.worlds, self.ready, self.part)
+            found = trials(answer, self.run, self.make, self.cases_on, self.worlds, self.allowed, self.part)
         if isinstance(self.then, Again):
             found = ran_again(found, self.then, self.make)
         elif self.then:
@@ -216,7 +216,7 @@ def report(task: Task, answer, tried: list[Trial], record: Record) -> Report:
         return _refused(task, refusal)
     done = [Judged(trial, _verdicts(task, trial, record, tried)) for trial in tried]
     findings = [_runs(task, answer, tried, record)]
-    findings += [found for i in range(len(task.judge)) if (found := _finding(task, i, done, record))]
+    findings += [found for i in range(len(task.judges)) if (found := _finding(task, i, done, record))]
     findings += _only_two_ranks(task, done)
     wrong = [finding for finding in findings if not finding.line.ok]
     lines = [finding.line for finding in findings]
@@ -250,17 +250,17 @@ def _unwritten(answer, trial: Trial) -> Finding | None:
 
 def _other_calls(task: Task, tried: list[Trial]) -> Finding | None:
     """Finds an operation that was called and gives no points at all; a call that raised is in the notes alone."""
-    for one in tried if task.ready.only else ():
+    for one in tried if task.allowed.only else ():
         for rank in range(one.n):
             noted = [entry.op for entry in one.notes.get(rank, [])]
             counted = [call.op for call in one.seen[rank].calls] if one.seen else []
-            if others := [op for op in (*noted, *counted) if op not in task.ready.only]:
+            if others := [op for op in (*noted, *counted) if op not in task.allowed.only]:
                 return Finding(
                     Line(
                         False,
                         "is built from send and receive only",
                         one.where(f"rank {rank} called {others[0]}"),
-                        task.ready.hint,
+                        task.allowed.hint,
                     ),
                     one,
                 )
@@ -272,7 +272,7 @@ def _verdicts(task: Task, trial: Trial, record: Record, tried: list[Trial]) -> t
         return ()
     right, found, ended = record.right[trial.key], [], {one.key for one in tried if not one.trouble}
     ours = [key for key in record.right if key.startswith(f"{trial.n}/")]
-    for judge in task.judge:
+    for judge in task.judges:
         shown = {key in ended for key in ours if judge.look and any(map(judge.look, record.right[key]))}
         why = "not judged, for a line above is not right" * (not all(verdict.ok for verdict in found[: judge.needs]))
         why = "not judged, for no run that shows it came to its end" if shown == {False} else why
@@ -294,7 +294,7 @@ def _runs(task: Task, answer, tried: list[Trial], record: Record) -> Finding:
 def _why_not(task: Task, answer, trial: Trial, record: Record) -> str:
     """The hint on a run that did not end well: of the mistake that ends so, or advice, with the place where it happened."""
     found, right = trial.trouble, record.right.get(trial.key, [])
-    told = next((said for judge in task.judge if judge.early and (said := judge.early(trial, right))), "")
+    told = next((said for judge in task.judges if judge.early and (said := judge.early(trial, right))), "")
     end = ending(found)
     fitting = [one for one in record.mistakes if one.hint and end in one.troubles.values()]
     here = "/" + trial.key.partition("/")[2]  # this case, on however many ranks: who ends so in it goes first
@@ -322,7 +322,7 @@ def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding 
 
     Of the trials that are wrong, the one with most ranks tells most mistakes apart; one that was judged goes first.
     """
-    judge, ended = task.judge[i], [one for one in done if one.verdicts]
+    judge, ended = task.judges[i], [one for one in done if one.verdicts]
     if not ended:
         return None
     for one in sorted(reversed(ended) if judge.last else ended, key=lambda one: (one.verdicts[i].ok is None, -one.trial.n)):
@@ -347,7 +347,7 @@ def _known(task: Task, i: int, trial: Trial, ended: list[Trial], record: Record)
     one changes other things as well, which are wrong in another way, or nothing in this case. Of several, one that explains all
     that is wrong goes first.
     """
-    if not task.judge[i].look:
+    if not task.judges[i].look:
         return "", ""
     seen = {one.key: [looks(task, rank) for rank in one.seen] for one in ended}
     right = {key: [looks(task, rank) for rank in record.right[key]] for key in seen}
@@ -373,7 +373,7 @@ def _denied(one: Mistake, seen: dict[str, list[dict[str, Any]]], right: dict[str
 def looks(task: Task, seen: Seen) -> dict[str, Any]:
     """Returns all that the judges see of a rank: "2 calls" is what the third one sees."""
     found = {}
-    for i, judge in enumerate(task.judge):
+    for i, judge in enumerate(task.judges):
         with suppress(Stopped):  # of what is missing
             found |= {f"{i} {name}": fact(value) for name, value in (judge.look(seen) if judge.look else {}).items()}
     return found
@@ -430,17 +430,17 @@ def _share_of(task: Task, done: list[Judged]) -> float:
     worlds = [[one for one in done if one.trial.n == n] for n in task.worlds]
     right = [_values_hold(task, world) for world in worlds]
     share = 0.0
-    for i, judge in enumerate(task.judge):
+    for i, judge in enumerate(task.judges):
         if judge.values or judge.each_world:
             held = [(judge.part or value) and _hold(i, world) for value, world in zip(right, worlds, strict=True)]
             share += judge.share * sum(held) / len(worlds)
         elif all(worlds):
             share += judge.share * _hold(i, done)
-    return share if all(right) or any(judge.part for judge in task.judge) else min(share, _WITHOUT_VALUES)
+    return share if all(right) or any(judge.part for judge in task.judges) else min(share, _WITHOUT_VALUES)
 
 
 def _values_hold(task: Task, done: list[Judged]) -> bool:  # the first judge's, or all that judges of parts of them see
-    return all(_hold(i, done) for i in [i for i, judge in enumerate(task.judge) if judge.part] or [0])
+    return all(_hold(i, done) for i in [i for i, judge in enumerate(task.judges) if judge.part] or [0])
 
 
 def _hold(i: int, done: list[Judged]) -> bool:

@@ -17,7 +17,7 @@ from manyranks.given.checkpointing import HIDDEN, ROWS, Function, Scene, checked
 from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, both, facts, if_done, values
-from manyranks.grade.learner import Ready
+from manyranks.grade.learner import Allowed
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
 from manyranks.measure.watch import Watch
@@ -39,9 +39,9 @@ _ADVICE = (  # what Python and torch say with names of the learner's
     (r"a leaf Variable that requires grad|modified by an inplace", "leave x as it is: work on x.detach()"),
 )
 _YOURSELF = "call the `checkpoint` that you are given; where none is, write it yourself, with a torch.autograd.Function"
-_READY = Ready((f"{model.__name__}.Function",), hint=_YOURSELF)
-_HANDED = _READY._replace(given=(*_READY.given, f"{model.__name__}.Checkpoint"))
-_Task = partial(Task, "04_checkpointing", part=True, ready=_READY)
+_ALLOWED = Allowed((f"{model.__name__}.Function",), hint=_YOURSELF)
+_HANDED = _ALLOWED._replace(given=(*_ALLOWED.given, f"{model.__name__}.Checkpoint"))
+_Task = partial(Task, "04_checkpointing", part=True, allowed=_ALLOWED)
 _FORWARD = "what forward runs"
 _holds = if_done(lambda seen: seen.results[_FORWARD] != "nothing", partial(at_most, unit=as_bytes))
 
@@ -71,8 +71,8 @@ def _after(one: Judge, other: Judge) -> Judge:
     """Makes the second judge one that judges only where the first is content."""
 
     def verdict(trial: Trial, right: Right) -> Verdict:
-        ready = one.verdict(trial, right).ok
-        return other.verdict(trial, right) if ready else Verdict(None, "not judged, for more than that was kept")
+        content = one.verdict(trial, right).ok
+        return other.verdict(trial, right) if content else Verdict(None, "not judged, for more than that was kept")
 
     return other._replace(verdict=verdict)
 
@@ -161,7 +161,7 @@ checkpoint_sqrt = _Task(
     make=_of_layers,
     more=lambda random: [f"with {(c := random.randint(3, 5)) ** 2 + k * c + random.randint(1, c)} layers" for k in (0, 1)],
     worlds=(1,),
-    ready=_HANDED,
+    allowed=_HANDED,
     advice=(
         (r"'Tensor' object is not callable", "checkpoint(function, x): the function comes first"),
         (
@@ -207,7 +207,7 @@ selective = _Task(
     make=lambda case, rank, n, seed: (seed_of(seed, "begins"), normal((ROWS, HIDDEN), seed)),
     cases=("a layer with attention",),
     worlds=(1,),
-    ready=_HANDED,
+    allowed=_HANDED,
     advice=(
         (
             r"'Tensor' object is not callable",

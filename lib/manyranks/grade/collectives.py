@@ -15,14 +15,14 @@ from torch import Tensor
 from manyranks.given.numbers import whole
 from manyranks.grade.check import Task
 from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, facts, messages, values
-from manyranks.grade.learner import Ready, plain
+from manyranks.grade.learner import Allowed, plain
 from manyranks.grade.trial import Make, Sent, Trial
 from manyranks.measure.fingerprints import same, size
 from manyranks.measure.watch import Watch
 from manyranks.world.strangers.trouble import SAME_CHUNK
 
 _EXERCISE = "01_collectives"
-_READY = Ready(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv", only=("send", "recv"))
+_ALLOWED = Allowed(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv", only=("send", "recv"))
 _LARGE, _SMALL = 250_007, 7  # elements: odd, and neither can be cut into 3 equal chunks
 _TREE = "in the round of distance d, each place that is a multiple of 2d sends to place + d, where that exists"
 _RING = "in this ring, rank r sends to rank r − 1 only, modulo N"
@@ -168,7 +168,7 @@ def _task(
     chunks: for messages with the wrong chunk
     also: what it's judged by beside
     """
-    judge = (
+    judges = (
         _right_values("shard" if "shard" in call else "x_E"),
         _bytes("root" in call, chunks),
         messages(0.15, "sends its messages to the right ranks", in_order="pairwise" not in call, hint=hint),
@@ -187,7 +187,7 @@ def _task(
         ("The size of tensor a|the broadcast shape", more.pop("unlike", f"{SAME_CHUNK} {_CUTS}")),
     )
     more |= {"advice": advice, "more": lambda random: [Call(random.randint(8, 999), cases[0].dtype, random.randint(0, 9))]}
-    return Task(_EXERCISE, call, points, _called, judge, cases, make=make, ready=_READY, **more)
+    return Task(_EXERCISE, call, points, _called, judges, cases, make=make, allowed=_ALLOWED, **more)
 
 
 def _divisions(trial: Trial, right: Right) -> Verdict:

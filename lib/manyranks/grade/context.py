@@ -11,7 +11,7 @@ from torch import Tensor
 from manyranks.given.context import HIDDEN, LARGE, ORDINARY, Case, Drawn, Helpers, Parts, layouts, parts_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import at_most, by_phase, calls, facts, sent, values
-from manyranks.grade.learner import Ready, error_of
+from manyranks.grade.learner import Allowed, error_of
 from manyranks.grade.trial import Sent
 from manyranks.measure.fingerprints import form_of, size
 from manyranks.measure.journal import Stopped, kind_of
@@ -25,12 +25,12 @@ _ADVICE = (
 )
 
 
-def _handing(*names: str) -> Ready:
-    return Ready(tuple(f"{Helpers.__module__}.Helpers.{name}" for name in names))
+def _handing(*names: str) -> Allowed:
+    return Allowed(tuple(f"{Helpers.__module__}.Helpers.{name}" for name in names))
 
 
-def _task(call: str, points: float, run: Callable, judge: tuple, cases: Any, advice: tuple = (), **more) -> Task:
-    return Task("07_context", call, points, run, judge, cases, part=True, advice=(*advice, *_ADVICE), **more)
+def _task(call: str, points: float, run: Callable, judges: tuple, cases: Any, advice: tuple = (), **more) -> Task:
+    return Task("07_context", call, points, run, judges, cases, part=True, advice=(*advice, *_ADVICE), **more)
 
 
 def _changed(given: dict[str, Tensor], before: dict[str, Tensor]) -> str:
@@ -199,7 +199,7 @@ _EACH_HOP = "attend(q, k, v, positions[r], positions[(r + hop) % N]), or halves 
 _CALL = "ring_forward(q_SBAD, k_SBGD, v_SBGD, positions, attend, merge)"
 ring_forward = _task(
     *(_CALL, 6, _ring_forward, _TURNED, _and_long, _HALVES),
-    **{"unexplained": _EACH_HOP, "ready": _handing("attend", "merge"), "make": Case.drawn},
+    **{"unexplained": _EACH_HOP, "allowed": _handing("attend", "merge"), "make": Case.drawn},
 )
 
 # Task 4: the ring, backward
@@ -263,7 +263,7 @@ _PARTS_OF = (
 )
 _CALL = "Ring.apply(q_SBAD, k_SBGD, v_SBGD, positions, ring, attend_backward)"
 _OWN = _handing("ring", "attend_backward")
-_MORE = {"unexplained": _PARTS_OF, "ready": _OWN, "make": Case.drawn}
+_MORE = {"unexplained": _PARTS_OF, "allowed": _OWN, "make": Case.drawn}
 ring = _task(_CALL, 6, _ring, _RETURNED, _grouped, _CALLED, **_MORE)
 
 # Task 5: all-to-alls
@@ -317,5 +317,5 @@ _SHAPED = (
 _STEPS = "q, k, v: send heads to ranks, sort tokens; attention; the output: tokens in the order of ranks, send back, join heads"
 _CALL = "ulysses(q_SBAD, k_SBGD, v_SBGD, positions, attention)"
 _ATTENTION = _handing("attention")._replace(hint=_YOURSELF)
-_MORE = {"unexplained": _STEPS, "ready": _ATTENTION, "make": Case.drawn}
+_MORE = {"unexplained": _STEPS, "allowed": _ATTENTION, "make": Case.drawn}
 ulysses = _task(_CALL, 5, _ulysses, _EXCHANGED, _dealt, (_SHAPED,), **_MORE)

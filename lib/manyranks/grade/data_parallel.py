@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from manyranks.given.data_parallel import Batch, Toy, batch, learning
 from manyranks.given.numbers import EXACT, drawn
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, calls, facts, held, in_words, values
+from manyranks.grade.judges import Judge, Right, Verdict, calls, facts, held, values
 from manyranks.grade.learner import NOTHING_GIVEN, arguments, made, refuse_class
-from manyranks.grade.trial import Seen, Sent, Trial
+from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch, gradients
 
@@ -120,7 +120,7 @@ _ONE = "make the row of one bucket, reduce it, write it back, and only then make
 _ROWS_HELD = held(0.2, "holds the rows of one bucket at a time", peak=_A_ROW + _SMALL, hint=_ONE)
 _ALIKE = values(0.4, "gives all ranks rank 0's parameters and buffers", "^(?!a view)")
 _INTO = "the tensor has moved to other memory, as `tensor.data = …` does: copy into the memory it has, which views go on to use"
-_IN_PLACE = facts(0.2, "writes into the memory that the model's tensors have", "^a view", _INTO)._replace(needs=1)
+_IN_PLACE = facts(0.2, "writes into the memory that the model's tensors have", "^a view", _INTO, needs=1)
 _EACH_ONCE = calls(0.4, "sends each tensor once", _by_bucket, "one broadcast of each parameter and of each buffer, from rank 0")
 replicate = _task(
     "replicate(model)", 2, _replicate, (_ALIKE, _IN_PLACE, _EACH_ONCE), make=lambda case, rank, n, seed: Toy(seed, rank)
@@ -245,7 +245,7 @@ def _train(given: tuple[Toy, list[list[Batch]], bool], kind, watch: Watch) -> di
 
 
 def _made(kind, module: Toy):
-    """The learner's wrapper. Raises Stopped where it is none, or was ready."""
+    """The learner's wrapper. Raises Stopped where it is none, or is ready-made."""
     model = made(kind, NOTHING_GIVEN, _OVERLAPPED, ("__call__", "finish"), module, _FIRST, _CAP)
     for part in model.modules() if isinstance(model, nn.Module) else ():
         if part not in list(module.modules()):
@@ -263,13 +263,18 @@ def _no_sync(model):
     raise Stopped(f"no_sync() returned a {type(context).__name__}, which `with` cannot use", hint)
 
 
+def _in_words(event: Event) -> str:
+    """Writes an event in words: "gradient first.weight", "call all_reduce 1024", "wait", "mark F 0"."""
+    return f"{event.kind} {event.what}".strip() + (f" {event.bytes}" if event.kind == "call" else "")
+
+
 def _order(seen: Seen) -> dict:
     """Gradients, all-reduces, and who waits before finish() does: by step."""
     steps, place = [], ""
     for event in seen.events:
         place = event.what if event.kind == "mark" else place
         if event.kind in ("mark", "gradient") or (event.kind == "call" and event.what == "all_reduce"):
-            steps.append(in_words(event))
+            steps.append(_in_words(event))
         elif event.kind == "wait" and place in ("backward", "alone"):
             steps.append("wait")
     return {"order": steps}
@@ -321,6 +326,6 @@ _WRAPPED = (
     _ROWS_KEPT._replace(verdict=_keeps_little),
 )
 _MEANS = "after finish(), parameter.grad is the mean over the ranks of all that this step's backward passes have added up"
-_BOTH = {"run": _train, "make": _steps, "judge": _WRAPPED, "unexplained": _MEANS}
+_BOTH = {"run": _train, "make": _steps, "judges": _WRAPPED, "unexplained": _MEANS}
 overlapped = _task(_OVERLAPPED, 6, cases=tuple(_RUNS)[:1], **_BOTH)
 no_sync = _task(f"{_OVERLAPPED}.no_sync()", 3, cases=tuple(_RUNS)[1:], **_BOTH)

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from manyranks.given.expert import Case
 from manyranks.given.numbers import normal, seed_of, uneven
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, calls, facts, silent, values
-from manyranks.grade.learner import NOTHING_GIVEN, Ready, items, plain, refuse_class, whole
+from manyranks.grade.judges import calls, facts, silent, values
+from manyranks.grade.learner import NOTHING_GIVEN, Allowed, items, plain, refuse_class, whole
 from manyranks.grade.trial import Sent
 from manyranks.measure.fingerprints import same
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Compared, Watch, gradients
 from manyranks.parallel.expert import dispatch as ready
 
-_READY = Ready((f"{__name__}._handed",))
+_ALLOWED = Allowed((f"{__name__}._handed",))
 _GRAPH = "no detach, no no_grad; rows travel by exchange, which all ranks call: what it returns has a graph, even without rows"
 _SPLITS = "all_to_all_single(out, x, received, sent): how many rows come stands before how many go; on the way back they swap"
 _TURNED = "those are the numbers of the other list: sent is how many rows go to each rank, received how many come from each"
@@ -96,9 +96,9 @@ def _handed(hint: str) -> Callable:
     return exchange
 
 
-def _task(points: int, call: str, run: Callable, judge: tuple[Judge, ...], cases: Callable, advice: tuple = (), **more) -> Task:
-    more = {"part": True, "ready": _READY, "advice": (*advice, *_ADVICE)} | more
-    return Task("08_expert", call, points, run, judge, cases, **more)
+def _task(points: int, call: str, run: Callable, judges: tuple, cases: Callable, advice: tuple = (), **more) -> Task:
+    more = {"part": True, "allowed": _ALLOWED, "advice": (*advice, *_ADVICE)} | more
+    return Task("08_expert", call, points, run, judges, cases, **more)
 
 
 _PAIR = "it returns (experts_KT, gates_KT), two tensors [K, T]: choices come first; the experts are int64, the gates float64"
@@ -130,13 +130,13 @@ route = _task(
 
 
 _KEPT = "a gate that remains is not changed, and its gradient passes: no detach, no no_grad; the others are 0, and have none"
-_SILENT = silent(0.15, "asks no other rank", "each rank drops for itself: its own tokens are all that it needs to know")
+_ITS_OWN = "each rank drops for itself: its own tokens are all that it needs to know"
 drop = _task(
     *(3, "drop(experts_KT, gates_KT, experts, factor)", _script("experts_KT gates_KT", _PAIR, _OF_PAIR)),
     (
         values(0.55, "drops the right copies", "^experts|given", alone=True),
         facts(0.3, "the gates and their gradients are right", "gates|given", _KEPT, each_world=True),
-        _SILENT._replace(each_world=True),
+        silent(0.15, "asks no other rank", _ITS_OWN, each_world=True),
     ),
     lambda n: (
         Case((16, 18, 13, 11)[:n], 2 * n, 2, factor=3 * n / 16, liked=3),
@@ -173,7 +173,7 @@ exchange = _task(
         calls(0.4, "sends one all-to-all in each direction, without a row too many", hint=_ROWS),
     ),
     lambda n: (Case((5, 3, 6, 4)[:n], 3 * n, 2, 3), Case((3, 0, 2, 4)[:n], 2 * n, 1, 5, liked=-1000, strided=True)),
-    ready=NOTHING_GIVEN,
+    allowed=NOTHING_GIVEN,
     make=_rows,
     unexplained="forward: dist.all_to_all_single(out, rows, received, sent); backward: the same with the two lists swapped",
 )

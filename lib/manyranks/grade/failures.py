@@ -15,13 +15,13 @@ from manyranks.given.disk import FOLDER, Disk
 from manyranks.given.failures import PATH, Checkpoints, Job, Odd, Replica, Resume, Roles, Save, Sick, weight
 from manyranks.grade.check import Task
 from manyranks.grade.judges import as_bytes, at_most, facts, little, values
-from manyranks.grade.learner import Ready, arguments, error_of, items, number, pair, plain, tensor, whole
+from manyranks.grade.learner import Allowed, arguments, error_of, items, number, pair, plain, tensor, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 
-_task = partial(Task, "12_failures", ready=Ready((given.__name__, disks.__name__)))
+_task = partial(Task, "12_failures", allowed=Allowed((given.__name__, disks.__name__)))
 _alone = partial(_task, worlds=(1,))
-_at_most = partial(at_most, unit=as_bytes)
+_at_most = partial(at_most, unit=as_bytes, needs=1)
 
 # Task 1: a save that survives a crash. A rank records what happens to its files; what a power cut leaves of them is seen here.
 
@@ -198,8 +198,8 @@ loader = _task(
     (
         values(0.45, "the samples go on as if nothing had happened", "samples", alone=True),
         facts(0.35, "and so does the noise", "noise", "it's drawn when a batch is fetched, and that's before it's used"),
-        facts(0.1, "reads ahead", "fetched", "__next__ fills the queue until `ahead` batches are left in it")._replace(needs=1),
-        _at_most(0.1, "the state is small", "the state", "a step and a generator's state are enough", 2000)._replace(needs=1),
+        facts(0.1, "reads ahead", "fetched", "__next__ fills the queue until `ahead` batches are left in it", needs=1),
+        _at_most(0.1, "the state is small", "the state", "a step and a generator's state are enough", 2000),
     ),
     make=Resume.made,
     cases=given.RESUMES,
@@ -242,7 +242,7 @@ newest_whole = _task(
     _newest,
     (
         values(0.6, "all ranks return the newest whole checkpoint", "the checkpoint"),
-        _at_most(0.2, "each rank reads its share, and stops in time", "bytes", _READS, 6_000, _READ)._replace(needs=1),
+        _at_most(0.2, "each rank reads its share, and stops in time", "bytes", _READS, 6_000, _READ),
         little(0.2, "ranks send one flag per checkpoint", "one all-reduce with MIN per checkpoint that's looked at: 8 bytes"),
     ),
     make=lambda case, rank, n, seed: case.made(seed),

@@ -12,7 +12,7 @@ from manyranks.given.mfu import Job, Log, Model, Product, Timing
 from manyranks.given.numbers import seed_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, both, facts, sent, values
-from manyranks.grade.learner import Ready, number
+from manyranks.grade.learner import Allowed, number
 from manyranks.grade.trial import Trial
 from manyranks.measure.fingerprints import Fact, only_rounded, same
 from manyranks.measure.journal import Stopped, kind_of
@@ -21,12 +21,12 @@ from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
 from manyranks.world.strangers.kept import Asks, Kept
 
-_READY = Ready(given=(f"{Asks.__module__}.{Asks.__name__}.calls.<locals>",))
+_ALLOWED = Allowed(given=(f"{Asks.__module__}.{Asks.__name__}.calls.<locals>",))
 _ADVICE = (
     (r"attribute '__(self|closure|wrapped|code)__'", "nobody can look into the device: what it does is read off clock()"),
     (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
 )
-_task = partial(Task, "09_mfu", part=True, ready=_READY, advice=_ADVICE)
+_task = partial(Task, "09_mfu", part=True, allowed=_ALLOWED, advice=_ADVICE)
 _alone = partial(_task, worlds=(1,))
 
 # Numbers: what a learner's function returns, and what is said of it

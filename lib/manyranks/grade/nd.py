@@ -20,7 +20,7 @@ from manyranks.given.numbers import normal, uneven
 from manyranks.grade import trial
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, facts, sent, values
-from manyranks.grade.learner import Ready, limited, noted, whole
+from manyranks.grade.learner import Allowed, limited, noted, whole
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import ALL_MAKE_ALL, Watch, groups_compared
@@ -44,7 +44,7 @@ class Exam(NamedTuple):
 
 
 def _task(
-    points: int, call: str, read: Callable[..., dict], form: str, judge: tuple[Judge, ...], cases: Sequence | Callable, **more
+    points: int, call: str, read: Callable[..., dict], form: str, judges: tuple[Judge, ...], cases: Sequence | Callable, **more
 ) -> Task:
     """Makes a task: one rank answers an exam. read: makes facts of what the learner's function returns, in this form."""
     endless = more.pop("endless", "a loop does not end")
@@ -60,7 +60,7 @@ def _task(
                 raise Stopped(f"{call} returned {kind_of(answer)}: {answer!r:.60}", form) from None
         return found
 
-    return Task(_EXERCISE, call, points, run, judge, cases, (1,), part=True, **{"advice": _ADVICE} | more)
+    return Task(_EXERCISE, call, points, run, judges, cases, (1,), part=True, **{"advice": _ADVICE} | more)
 
 
 _number = partial(whole, what="a number of what is returned", form="a whole number is asked for")
@@ -200,7 +200,7 @@ _MORE = "{name}, a rank sends {got} from node to node in your order; {right} are
 
 
 def _least(what: str, names: str) -> Judge:
-    return at_most(0.5, what, names, _SMALLEST, says=_MORE, unit=as_bytes)._replace(each_world=True)
+    return at_most(0.5, what, names, _SMALLEST, says=_MORE, unit=as_bytes, each_world=True)
 
 
 place = _task(
@@ -259,7 +259,7 @@ plan = Task(
     worlds=(1,),
     then=given.plan_judged,
     part=True,
-    ready=Ready(
+    allowed=Allowed(
         given=tuple(f"manyranks.theory.{name}" for name in ("plan", "cluster", "hardware", "shapes")),
         hint="the answer is one plan, written down: search in a cell of your own, delete that cell, and return what you found, "
         "theory.Plan(dp=…, pp=…, …)",
@@ -340,7 +340,7 @@ straggler = _task(
     f'it returns a pair: a rank, and "{given.COMPUTES}" or "{given.SENDS}"',
     (
         values(0.7, "finds the rank that everybody waits for", "rank$", alone=True),
-        values(0.3, "and whether it computes slowly, or sends slowly", "cause$", alone=True)._replace(needs=1),
+        values(0.3, "and whether it computes slowly, or sends slowly", "cause$", alone=True, needs=1),
     ),
     partial(_clusters, "C"),
     unexplained="first compare compute seconds within each stage. If these are equal: a call's own time is its ranks' shortest "

@@ -15,14 +15,14 @@ from manyranks.given import tensor as given
 from manyranks.given.tensor import Case
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, both, by_phase, facts, sent, values
-from manyranks.grade.learner import NOTHING_GIVEN, Ready, arguments, refuse_class
+from manyranks.grade.learner import NOTHING_GIVEN, Allowed, arguments, refuse_class
 from manyranks.grade.trial import Trial
 from manyranks.measure.fingerprints import size
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch, gradient, gradients
 from manyranks.parallel.recomputation import nodes_of
 
-_READY = Ready((f"{given.__name__}.f", f"{given.__name__}.g"))
+_ALLOWED = Allowed((f"{given.__name__}.f", f"{given.__name__}.g"))
 _GROUP = (
     "the ranks are those of `group`: dist.get_rank(group), dist.get_world_size(group), and group=group in each call; "
     "None means all of them"
@@ -42,9 +42,9 @@ _VIEW = f"{_COPY}; flatten gives a view where a tensor is contiguous, torch.cat 
 _LISTS = (r"\bnot list\b|'list' (and|object)|and 'list'|returned is a list", "f and g return a list: [y] = f([x], group)")
 
 
-def _task(call: str, points: float, run: Callable, judge: tuple, cases: Callable, advice=(), unexplained="", **more) -> Task:
-    more = {"ready": _READY, "unexplained": unexplained, **more}
-    return Task("06_tensor", call, points, run, judge, cases, part=True, advice=(*advice, *_ADVICE), **more)
+def _task(call: str, points: float, run: Callable, judges: tuple, cases: Callable, advice=(), unexplained="", **more) -> Task:
+    more = {"allowed": _ALLOWED, "unexplained": unexplained, **more}
+    return Task("06_tensor", call, points, run, judges, cases, part=True, advice=(*advice, *_ADVICE), **more)
 
 
 _WHOLE_KEPT = (
@@ -75,8 +75,8 @@ def _keeps(share: float) -> Judge:
 
 
 def _module(kind: Callable, *args) -> tuple:
-    """Returns what `given.module_of` makes of the learner's class. Raises Stopped where that was ready."""
-    refuse_class(kind if isinstance(kind, type) else type(kind), _READY)
+    """Returns what `given.module_of` makes of the learner's class. Raises Stopped where that is ready-made."""
+    refuse_class(kind if isinstance(kind, type) else type(kind), _ALLOWED)
     return given.module_of(kind, *args)
 
 
@@ -123,8 +123,8 @@ _ADVICE_OF_BOTH = (
 )
 _CUT = _ADVICE_OF_BOTH, "cut the row in the order in which it was joined, and give each part its tensor's shape"
 _F, _G = ((_both, _JUDGED_BOTH, partial(given.cases_of_both, summing), *_CUT) for summing in (False, True))
-copy_in = _task("copy_in(tensors, group)", 2, *_F, ready=NOTHING_GIVEN, make=partial(given.of_both, False))
-reduce_out = _task("reduce_out(tensors, group)", 2, *_G, ready=NOTHING_GIVEN, make=partial(given.of_both, True))
+copy_in = _task("copy_in(tensors, group)", 2, *_F, allowed=NOTHING_GIVEN, make=partial(given.of_both, False))
+reduce_out = _task("reduce_out(tensors, group)", 2, *_G, allowed=NOTHING_GIVEN, make=partial(given.of_both, True))
 
 # Tasks 2 and 3
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks import progress_bar
-from manyranks.grade.learner import Ready, refuse_itself, refused, watched
+from manyranks.grade.learner import Allowed, refuse_itself, refused, watched
 from manyranks.measure import journal
 from manyranks.measure.fingerprints import Fact, size
 from manyranks.measure.journal import Stopped
@@ -124,11 +124,16 @@ def unconfined() -> Iterator[None]:
 
 
 class Job(NamedTuple):
-    """The job of a rank. given: to it, which takes it out; ready: whose functions are refused; word: that nobody has seen."""
+    """The job of a rank.
+
+    given: to it, which takes it out
+    allowed: what may be called of what is ready-made
+    word: that nobody has seen
+    """
 
     run: Run
     given: list
-    ready: Ready
+    allowed: Allowed
     word: str
 
 
@@ -173,7 +178,7 @@ def trials(
     make: Make,
     cases: Callable[[int], Sequence],
     worlds: Iterable[int],
-    ready: Ready,
+    allowed: Allowed,
     part: bool = False,
 ) -> list[Trial]:
     """Runs a trial for each case, on fresh worlds of these sizes, and no more on a world whose ranks raised or died.
@@ -194,7 +199,7 @@ def trials(
                 share = min(_RUN_SECONDS / 2 ** (budget.late if budget else 0), left)  # each late check halves it for the next
                 world.timeout = _left(min(_RUN_SECONDS, max(_LEAST_SECONDS, share)))
                 given = tuple(make(case, rank, n, seed) for rank in range(n))
-                done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, ready))
+                done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, allowed))
                 left -= spent(world)
                 if found := done[-1].trouble:
                     if budget and found.hung and not found.deadlock:
@@ -245,14 +250,14 @@ def spent(world: World, free: float = 0.0) -> float:
     return world.took
 
 
-def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, ready: Ready) -> Trial:
+def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, allowed: Allowed) -> Trial:
     printed, folder = io.StringIO(), _folder(room)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
         word = secrets.token_hex(8)
         there = os.path.join(confined.scratch, os.path.basename(folder)) if confined else folder
         with answering(new.given, folder, there) as given:
-            jobs = Each(Job(run, [own], ready, word) for own in given)
+            jobs = Each(Job(run, [own], allowed, word) for own in given)
             free = FREE * new.key.endswith("/0")  # cells have run before on ranks that had a case
             outcome = _outcome(world, answer, jobs, word, folder, there, free)
         notes = journal.read(folder, world.size)
@@ -284,7 +289,7 @@ def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str,
     try:
         _prepare(world, answer, free)
         carried = _carried()
-        measured = world.measure(rehearse, answer, jobs, there)
+        measured = world.measure(run_script, answer, jobs, there)
         noted, now = sum(measured.payload_bytes.values()), _carried()
         sockets = sum((measured.sent_bytes or {}).values()) if confined and local.strangers else 0
         if found := _more_than_noted(sockets if None in (carried, now) else now - carried, noted):
@@ -330,11 +335,11 @@ def _more_than_noted(carried: int, noted: int) -> Trouble | None:
     return Trouble(problem, "send with dist's own calls, from the thread that the check calls you in")
 
 
-def rehearse(answer, job: Job, folder: str) -> dict:
+def run_script(answer, job: Job, folder: str) -> dict:
     """Runs, on a rank, the script with the learner's answer. What it returns is plain data."""
     watch = Watch(folder, dist.get_rank())
-    refuse_itself(answer, job.ready)
-    with watch.watching(), refused(job.ready) as still_watched:
+    refuse_itself(answer, job.allowed)
+    with watch.watching(), refused(job.allowed) as still_watched:
         _came = Elsewhere(job.given).tensors  # they stay, and count, without what else came
         given = [deepcopy(job.given.pop())]  # tensors that came stand on a message: nobody can resize their storages
         watch.leave_out(answer)
@@ -355,7 +360,7 @@ def _sendable(value):
 
 
 def _seen(reply, calls: list) -> Seen:
-    """Reads what a rank sent back. Raises ValueError for what `rehearse` never sends: a learner's code may have changed it."""
+    """Reads what a rank sent back. Raises ValueError for what `run_script` never sends: learners' code may have changed it."""
     if not (
         type(reply) is dict
         and reply.keys() == {"results", "events", "held", "peak", "watched"}
