@@ -99,7 +99,7 @@ class Report:
         for line in self.lines:
             parts.append(f"{_mark(line)} {line.what}" + (f": {line.found}" if line.found else ""))
             parts += [f"    hint: {line.hint}"] if line.hint else []
-        parts += [f"what the ranks printed {self.run}:", self.printed] * bool(self.printed)
+        parts += [f"what the ranks printed {self.run}:", self.printed] if self.printed else []
         return "\n".join(parts)
 
     def _repr_html_(self) -> str:
@@ -337,7 +337,7 @@ def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding 
     last = ended[-1].verdicts[i]
     if len(ended) < len(done):
         return Finding(Line(True, judge.what, f"{where}as far as it ran"))
-    return Finding(Line(True, judge.what, last.found, last.hint * bool(last.found)))
+    return Finding(Line(True, judge.what, last.found, last.hint if last.found else ""))
 
 
 def _known(task: Task, i: int, trial: Trial, ended: list[Trial], record: Record) -> tuple[str, str]:
@@ -415,7 +415,7 @@ def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
 def _once(lines: list[Line]) -> tuple[Line, ...]:
     """The lines, each hint at the first that has it."""
     hints = [line.hint for line in lines]
-    return tuple(replace(line, hint=line.hint * (line.hint not in hints[:i])) for i, line in enumerate(lines))
+    return tuple(replace(line, hint="") if line.hint in hints[:i] else line for i, line in enumerate(lines))
 
 
 def _share(task: Task, done: list[Judged]) -> float:

@@ -132,7 +132,7 @@ def _segments(again: list[int], n: int) -> dict:
     runs = [again[first:end] for first, end in pairwise([0, *ends, len(again)])][::-1]
     if [k for run in runs for k in run] != list(range(len(again))):
         return {"the cut into segments": None, "the last segment": None}
-    lengths = [len(run) for run in runs if run] + [n - len(again)] * (len(again) < n)
+    lengths = [len(run) for run in runs if run] + ([n - len(again)] if len(again) < n else [])
     return {
         "what backward runs": "segment after segment, the last one first",
         "the last segment": "in a checkpoint" if len(again) == n else "without a checkpoint",
@@ -276,7 +276,8 @@ def _in_group(trial: Trial, right: Right) -> Verdict:
 
 
 def _scenes(n: int) -> tuple[Scene, ...]:
-    t, where, odd = 2 if n == 4 else n, "in two pairs, " * (n == 4), {"rows": 397, "hidden": 23}
+    t, where = (2, "in two pairs, ") if n == 4 else (n, "")
+    odd = {"rows": 397, "hidden": 23}
     return (
         Scene(f"{where}two checkpoints", "LL", **odd),
         Scene(f"{where}with {t + 1} elements", off=True, rows=t + 1, hidden=1),

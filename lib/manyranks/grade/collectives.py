@@ -119,7 +119,8 @@ def _other_chunk(trial: Trial, right: Right, chunks: Chunks) -> str:
         met = Counter()
         for entry in trial.notes.get(rank, []):
             who = entry.op, entry.peer
-            k, met[who] = met[who], met[who] + 1
+            k = met[who]
+            met[who] += 1
             must = [_elements(call) for call in should.calls if (call.op, call.peer) == who][k : k + 1]
             if must and entry.elements != must[0]:
                 room = entry.op == "recv"
@@ -135,8 +136,8 @@ def _elements(call: Sent) -> int:
     return call.bytes // getattr(torch, call.dtype).itemsize
 
 
-def _bytes(whole: bool, chunks: Chunks) -> Judge:
-    """Judges that each rank sends as many bytes as it must. whole: whether a message has the whole tensor."""
+def _bytes(whole_tensor: bool, chunks: Chunks) -> Judge:
+    """Judges that each rank sends as many bytes as it must. whole_tensor: whether a message has the whole tensor."""
 
     def sent(seen) -> list[int]:
         return [call.bytes for call in seen.calls if call.op == "send"]
@@ -150,7 +151,7 @@ def _bytes(whole: bool, chunks: Chunks) -> Judge:
                 found = f"rank {rank} sent {there}; right is {here}"
                 if not any(sent(one) for one in trial.seen):
                     return Verdict(False, found, NOTHING)
-                if not whole and set(got) == {everything}:
+                if not whole_tensor and set(got) == {everything}:
                     return Verdict(False, found, f"every message is the whole tensor: {_WHOLE_TENSOR}")
                 return Verdict(False, found, chunks.sent if len(got) == len(must) else "")
         return Verdict(True)

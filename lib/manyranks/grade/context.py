@@ -97,7 +97,8 @@ def _positions(own: tuple[dict, tuple], function: Callable, watch: Watch) -> dic
     found, (chunks, odds) = {}, own
     for n, chunk in chunks.items():
         for rank in range(n):
-            got, right = function(2 * n * chunk, rank, n), torch.empty(2 * chunk, dtype=torch.int64)
+            got = function(2 * n * chunk, rank, n)
+            right = torch.empty(2 * chunk, dtype=torch.int64)
             if not isinstance(got, Tensor) or form_of(got) != form_of(right):
                 what = form_of(got) if isinstance(got, Tensor) else kind_of(got)
                 raise Stopped(f"positions returned {what}; right is a tensor, {form_of(right)}", _INTEGERS)
@@ -118,9 +119,10 @@ positions = _task("positions(seq, rank, n)", 2, _positions, _PLACED, _SIZES, **_
 def _unshard(own: list[dict[str, Tensor]], function: Callable, watch: Watch) -> dict:
     found, changed = {}, []
     for given in own:
-        n, before, (length, *rest) = len(given), deepcopy(given), given["part 0"].shape
-        got, hint = function([*given.values()]), "it returns the whole sequence, [N·S, …]"
-        shape = torch.Size((n * length, *rest))
+        n, (length, *rest) = len(given), given["part 0"].shape
+        shape, hint = torch.Size((n * length, *rest)), "it returns the whole sequence, [N·S, …]"
+        before = deepcopy(given)
+        got = function([*given.values()])
         found[f"the whole of {n} part{'s' * (n > 1)}"] = _tensor(got, shape, "what unshard returned", hint)
         changed.append(_changed(given, before))
     return found | {_CHANGED: next((name for name in changed if name != "nothing"), "nothing")}

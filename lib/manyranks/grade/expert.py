@@ -49,7 +49,8 @@ def _called(function: Callable, given: dict, more: tuple, form: str, names: tupl
     for one in given.values():
         if isinstance(one, Tensor) and one.is_floating_point():
             one.requires_grad_()
-    before, found = deepcopy(given), function(*given.values(), *more)
+    before = deepcopy(given)
+    found = function(*given.values(), *more)
     found = [found] if len(names) == 1 else found
     if not isinstance(found, tuple | list) or len(found) != len(names):
         raise Stopped(f"what it returned is {kind_of(found)}", form)

@@ -28,8 +28,8 @@ _at_most = partial(at_most, unit=as_bytes, needs=1)
 _OTHER, _ANY = f"{FOLDER}/rank-1.bin", "the old one or the new one"
 
 
-def _saved(given: tuple, function: Callable, watch: Watch) -> dict:
-    before, new, others, newer = given
+def _saved(own: tuple, function: Callable, watch: Watch) -> dict:
+    before, new, others, newer = own
     contents, errors, steps, seconds = [], [], [], []
 
     def second() -> None:  # another rank's save comes between two steps
@@ -76,17 +76,18 @@ def _in_words(content: bytes | None, known: dict[bytes | None, str]) -> str:
     return f"{len(content):,} of {full:,} bytes" if len(content) < full else "the bytes of two saves"
 
 
-def _cut(case: Save, given: tuple, found: Mapping[str, Any]) -> dict:
+def _cut(case: Save, own: tuple, found: Mapping[str, Any]) -> dict:
     """Returns what is judged of what a rank has recorded."""
     contents, records = [text.encode("latin-1") for text in found["contents"]], found["steps"]
-    old, (new, another, newer) = given[0].get(PATH), map(b"".join, given[1:])
+    old, (new, another, newer) = own[0].get(PATH), map(b"".join, own[1:])
     known, left = {old: "no file yet" if case.first else "the old one", new: "the new one"}, _after_cuts(records[0], contents)
     bad = ((step[0], each) for step, can in zip(records[0], left, strict=True) for each in can if each not in known)
     ends = [{name: contents[number] for name, (_, number) in steps[-1][2].items()} for steps in records]
     saved, again, _, full = (_in_words(end.get(PATH), known | {newer: "the new one"}) for end in ends)
     errors = [error or "no error" for error in found["errors"]]
     if not any(step[0] == "refused" for step in records[3]):  # without an fsync nobody hears of a full disk
-        full, errors[2] = known[old], "OSError"
+        full = known[old]
+        errors[2] = "OSError"
     both = "both whole" if (ends[2].get(PATH), ends[2].get(_OTHER)) == (new, another) else "a wrong file"
     return {
         "what the file holds": saved,
@@ -167,9 +168,9 @@ def _steps(loaders: list, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(samples), torch.cat([torch.empty(0), *noise])
 
 
-def _resumed(given: tuple, kind: Any, watch: Watch) -> dict:
+def _resumed(own: tuple, kind: Any, watch: Watch) -> dict:
     """Nothing but the state comes from the one process to the other."""
-    samples, batch, seed, ahead, ranks, steps, used, twice = given
+    samples, batch, seed, ahead, ranks, steps, used, twice = own
     loaders, state = [kind(samples, batch, seed, rank, ranks, ahead) for rank in range(ranks)], [None]
     if dist.get_rank() == 0:
         _steps(loaders, steps)
@@ -216,10 +217,10 @@ loader = _task(
 # Task 4: the newest checkpoint that's whole
 
 
-def _newest(given: tuple[dict, dict[str, bytes]], function: Callable, watch: Watch) -> dict:
-    manifests, files = given
+def _newest(own: tuple[dict, dict[str, bytes]], function: Callable, watch: Watch) -> dict:
+    manifests, files = own
     disk = Disk(files, None, watch.folder)
-    del given, files  # what they held is on the disk only
+    del own, files  # what they held is on the disk only
     with disk.mounted(function):
         found = function(manifests)
     if not (found is None or isinstance(found, str)):
@@ -228,7 +229,7 @@ def _newest(given: tuple[dict, dict[str, bytes]], function: Callable, watch: Wat
     return {"the checkpoint": name, "bytes that it has read": disk.opened}
 
 
-def _per_checkpoint(case: Checkpoints, given: tuple, found: Mapping[str, Any]) -> dict:
+def _per_checkpoint(case: Checkpoints, own: tuple, found: Mapping[str, Any]) -> dict:
     """Divides the bytes read by the number of checkpoints that have to be read, in part."""
     tried = min((*case.harms, "").index("") + 1, len(case.harms))
     return {**found, "bytes that it has read": found["bytes that it has read"] // tried}
@@ -285,9 +286,9 @@ odd_ones = _task(
 # Task 6: a step with whoever is there
 
 
-def _stepped(given: tuple[Replica, torch.Tensor, str, int], function: Callable, watch: Watch) -> dict:
-    replica, *_ = given
-    done = function(*given)
+def _stepped(own: tuple[Replica, torch.Tensor, str, int], function: Callable, watch: Watch) -> dict:
+    replica, *_ = own
+    done = function(*own)
     if not isinstance(done, bool | bool_):
         raise Stopped(f"quorum_step returned {kind_of(done)}", "it returns True or False: whether a step was taken")
     names = {"the weights": "weights_P", "the first moments": "first_P", "the second moments": "second_P"}

@@ -96,9 +96,9 @@ def values(share: float, what: str, names: str = "", alone: bool = False, hint: 
         found = _unequal(trial, right, look, hint)
         if not tells:
             found = found._replace(found=found.found.partition("; right is ")[0])
-        if not found.ok and trial.unwaited:  # without waiting it is chance
-            return found._replace(hint=WAIT, firm=True)
-        return found if not found.ok or alone else _by_communication(trial)
+        if found.ok:
+            return found if alone else _by_communication(trial)
+        return found._replace(hint=WAIT, firm=True) if trial.unwaited else found  # without waiting it is chance
 
     return Judge(share, what, verdict, look, values=True, **more)
 

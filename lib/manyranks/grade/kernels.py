@@ -40,7 +40,7 @@ _task = partial(Task, "11_kernels", worlds=(1,), allowed=Allowed(_GIVEN, given.O
 # nothing else of the learner's is: what it computes and moves there counts.
 
 
-def _launched(given: tuple, function: Callable, watch: Watch) -> dict:
+def _launched(own: tuple, function: Callable, watch: Watch) -> dict:
     """Calls the learner's launcher, and returns what it launched, as data, and where its results lie."""
     try:
         from manyranks.measure.relaunch import noted  # and Triton, which it mends
@@ -49,8 +49,8 @@ def _launched(given: tuple, function: Callable, watch: Watch) -> dict:
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # what torch.empty makes is NaN then, not what was there before
     try:
-        with noted([one for one in given if isinstance(one, Tensor)]) as launches, Launchers(launches.fill):
-            counted = count(function, *given)
+        with noted([one for one in own if isinstance(one, Tensor)]) as launches, Launchers(launches.fill):
+            counted = count(function, *own)
     except OutOfBounds as error:
         found, _, hint = f"{error}".rpartition(": ")
         raise Stopped(found, hint).with_traceback(without_triton(error.__traceback__)) from None
@@ -67,11 +67,11 @@ def _launched(given: tuple, function: Callable, watch: Watch) -> dict:
     return {"launches": launches.told(), "results": places}
 
 
-def _again(names: tuple[str, ...], facts: Callable[[Any, Counted], dict], case: Any, given: tuple, told: dict) -> dict:
-    """Launches kernels again, on a rank that runs nothing else. names: of results; facts: judged of what kernels moved."""
+def _again(names: tuple[str, ...], judged: Callable[[Any, Counted], dict], case: Any, own: tuple, told: dict) -> dict:
+    """Launches kernels again, on a rank that runs nothing else. names: of results; judged: facts of what they moved."""
     from manyranks.measure.relaunch import relaunch
 
-    inputs = [one for one in given if isinstance(one, Tensor)]
+    inputs = [one for one in own if isinstance(one, Tensor)]
     before, places = deepcopy(inputs), told["results"]
     counted = relaunch(told["launches"], inputs, [one for one in places if not isinstance(one, str)])
     loaded, needed = counted.requested_bytes(kind="load"), sum(one.nbytes for one in inputs)
@@ -81,7 +81,7 @@ def _again(names: tuple[str, ...], facts: Callable[[Any, Counted], dict], case: 
     tensors = iter(counted.result)
     results = [one if isinstance(one, str) else next(tensors) for one in places]
     found = dict(zip(names, results, strict=False)) | {"the number of results": len(results)}
-    return found | {_CHANGED: not all(map(torch.equal, inputs, before))} | facts(case, counted)
+    return found | {_CHANGED: not all(map(torch.equal, inputs, before))} | judged(case, counted)
 
 
 def _stored(counted: Counted) -> int:
@@ -100,8 +100,8 @@ def _drawn(case: Any, seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [normal(shape, seed, case, i, dtype=torch.float32) for i, shape in enumerate(shapes)]
 
 
-def _kernel_task(call: str, points: float, names: tuple[str, ...], facts: Callable, judges: tuple, **more) -> Task:
-    return _task(call, points, _launched, judges, then=Again(partial(_again, names, facts)), **more)
+def _kernel_task(call: str, points: float, names: tuple[str, ...], judged: Callable, judges: tuple, **more) -> Task:
+    return _task(call, points, _launched, judges, then=Again(partial(_again, names, judged)), **more)
 
 
 def _moves(share: float, what: str, names: str, hint: str = "", needs: int = 1) -> Judge:
@@ -249,10 +249,10 @@ attend = _kernel_task(
 # Task 6: attention as a function with a backward
 
 
-def _both_passes(given: tuple[int, list[Tensor]], kind: Any, watch: Watch) -> dict:
+def _both_passes(own: tuple[int, list[Tensor]], kind: Any, watch: Watch) -> dict:
     if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
         raise Stopped(f"Attention is {kind_of(kind)}", "it's a class derived from torch.autograd.Function")
-    tile, (*drawn, grad) = given
+    tile, (*drawn, grad) = own
     leaves, before = [each.clone().requires_grad_() for each in drawn], drawn
     watch.weigh()
     with watch.peak(), Made() as made:
@@ -309,7 +309,7 @@ def _addresses(case: Tile, function: Callable, watch: Watch) -> dict:
     return {"at": [[whole_number(function(i, j, case.columns), "an address", _ADDRESS) for j in columns] for i in rows]}
 
 
-def _conflicts(case: Tile, given_: Tile, results: dict) -> dict:
+def _conflicts(case: Tile, own: Tile, results: dict) -> dict:
     at, columns = results["at"], range(case.columns)
     flat = [address for row in at for address in row]
     if any(type(address) is not int for address in flat):  # such as NaN, each of which is a word of its own

@@ -322,7 +322,9 @@ def limited(call: str, hint: str = _FINITE) -> Iterator[None]:
         late.append(TooLong(f"{call} was not over after {_SECONDS:g} s", hint))
         raise late[0]
 
-    late, watching, before = [], sys.getprofile(), signal.signal(signal.SIGVTALRM, stop)
+    late: list[TooLong] = []
+    watching = sys.getprofile()
+    before = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS, _SECONDS)
     try:
         yield

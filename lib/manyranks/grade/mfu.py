@@ -9,7 +9,6 @@ from typing import Any
 
 from manyranks.given import mfu as given
 from manyranks.given.mfu import Job, Log, Model, Product, Timing
-from manyranks.given.numbers import seed_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, both, facts, sent, values
 from manyranks.grade.learner import Allowed, number
@@ -249,7 +248,8 @@ _PARTS = ("peak", "slower", "messages", "ranks", "rest")
 
 
 def _waterfall(trace: given.Trace, function: Callable, watch: Watch) -> dict:
-    found, (begin, end) = _named(function(*trace), _PARTS, waterfall.call), trace.step
+    begin, end = trace.step
+    found = _named(function(*trace), _PARTS, waterfall.call)
     return found | {
         "what the five parts leave of the step's seconds": round(end - begin - sum(found.values()), 9),
         "which parts of the step are below 0": [name for name in _PARTS if found[name] < -1e-9],
@@ -270,7 +270,7 @@ waterfall = _task(
         facts(0.1, "the parts add up to the step", "step", _ADDS_UP, each_world=True),
         sent(0.2, "sends the moments of its calls, once", hint=_MOMENT, instead=_INSTEAD),
     ),
-    make=lambda case, rank, n, seed: given.traces(case, n, 1 + seed_of(seed) % 64 / 64 * bool(seed))[rank],
+    make=lambda case, rank, n, seed: given.traces(case, n, given.longer(seed))[rank],
     cases=given.STEPS,
     more=given.drawn_traces,
     unexplained="peak: flops ÷ peak. slower: operators' seconds less that. ranks: of each wait, what is before the last rank's "

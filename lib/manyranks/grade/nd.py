@@ -142,8 +142,9 @@ def _gradients(sizes: Sizes, rank: int, n: int, seed: int) -> tuple[Sizes, list[
     return sizes, [normal(shape, seed, i, alike if kind == "whole" else rank) for i, (kind, shape) in enumerate(_KINDS)]
 
 
-def _average(given: tuple[Sizes, list[Tensor]], function: Callable, watch: Watch) -> dict:
-    (sizes, gradients), key = given, "the gradient of weight "
+def _average(own: tuple[Sizes, list[Tensor]], function: Callable, watch: Watch) -> dict:
+    sizes, gradients = own
+    key = "the gradient of weight "
     weights = [Weight(nn.Parameter(uneven(shape)), kind) for kind, shape in _KINDS]
     for (parameter, _), gradient in zip(weights, gradients, strict=True):
         parameter.grad = gradient
@@ -168,7 +169,7 @@ def _jobs(n: int) -> list[Sizes]:
     random = Random(trial.seed)
     few, many = [(random.choice(("dp", "cp")), 3)], [(axis, 2) for axis in random.sample(("dp", "cp", "pp"), 2)]
     axes = (few if n == 6 else many) + [("tp", 2)]
-    return [dict(random.sample(axes, len(axes)))] * bool(trial.seed) + own
+    return [dict(random.sample(axes, len(axes))), *own] if trial.seed else own
 
 
 average = Task(

@@ -30,8 +30,8 @@ class Shift(NamedTuple):
         return f"by {self.by}"
 
 
-def _shift(given: tuple[torch.Tensor, int], function: Callable, watch: Watch) -> dict:
-    x, by = given
+def _shift(own: tuple[torch.Tensor, int], function: Callable, watch: Watch) -> dict:
+    x, by = own
     before = x.clone()
     return {"the result": plain(function(x, by)), "the input has changed": not torch.equal(x, before)}
 
@@ -110,8 +110,8 @@ culprits = _task(
 _PAIR = "it returns a pair of numbers, (alpha, beta)"
 
 
-def _fit(given: tuple[list[int], list[list[float]]], function: Callable, watch: Watch) -> dict:
-    alpha, beta = (number(value, "one of the pair", _PAIR) for value in pair(function(*given), "fit()", _PAIR))
+def _fit(own: tuple[list[int], list[list[float]]], function: Callable, watch: Watch) -> dict:
+    alpha, beta = (number(value, "one of the pair", _PAIR) for value in pair(function(*own), "fit()", _PAIR))
     return {"α, in µs": float(f"{1e6 * alpha:.6g}"), "β, in GB/s": float(f"{beta / 1e9:.6g}")}
 
 

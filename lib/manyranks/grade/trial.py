@@ -165,7 +165,7 @@ class Trial:
 
     def __str__(self) -> str:
         """Says "on 3 ranks, with 7 elements"; the case alone where there is one rank."""
-        return ", ".join(filter(None, [f"on {self.n} ranks" * (self.n > 1), f"{self.case}"]))
+        return ", ".join(filter(None, [f"on {self.n} ranks" if self.n > 1 else "", f"{self.case}"]))
 
     def where(self, found: str, place: str = "") -> str:
         """Returns what was found, after where it was. place: in which part of the case, in place of its name."""
@@ -258,7 +258,7 @@ def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, allowe
         there = os.path.join(confined.scratch, os.path.basename(folder)) if confined else folder
         with answering(new.given, folder, there) as given:
             jobs = Each(Job(run, [own], allowed, word) for own in given)
-            free = FREE * new.key.endswith("/0")  # cells have run before on ranks that had a case
+            free = FREE if new.key.endswith("/0") else 0.0  # cells have run before on ranks that had a case
             outcome = _outcome(world, answer, jobs, word, folder, there, free)
         notes = journal.read(folder, world.size)
     return replace(new, notes=notes, printed=head(printed.getvalue()), **outcome)
