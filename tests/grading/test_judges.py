@@ -7,12 +7,13 @@ import torch
 import torch.distributed as dist
 
 from manyranks.grade import answers, check, trial
-from manyranks.grade.check import Mistake, Record, Task, loaded
+from manyranks.grade.check import Record, Task, loaded
 from manyranks.grade.judges import NOTHING, WAIT, around, at_most, facts, held, messages, parting, sent, silent, values
 from manyranks.grade.learner import Allowed, refuse_class, refused
 from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.fingerprints import difference, print_of, same
 from manyranks.measure.journal import Stopped
+from manyranks.measure.mistakes import Mistake, changed
 from manyranks.measure.watch import OVERWROTE, Watch
 from manyranks.world.strangers.trouble import Trouble
 
@@ -140,7 +141,7 @@ TASK = Task("99_none", "double(x)", 2, lambda *_: {}, (VALUES, sent(0.5, "sends 
 
 
 def mistake(name: str, weight, calls=ONCE) -> Mistake:
-    ranks = [check.changed(check.looks(TASK, seen(weight, calls)), check.looks(TASK, seen()))] * 2
+    ranks = [changed(check.looks(TASK, seen(weight, calls)), check.looks(TASK, seen()))] * 2
     return Mistake(name, f"that is {name}", {"2/0": ranks}, {})
 
 

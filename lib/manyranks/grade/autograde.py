@@ -30,7 +30,7 @@ from traitlets import Bool
 from traitlets.log import get_logger
 
 from manyranks.grade import apart, submission
-from manyranks.grade.check import NOT_JUDGED
+from manyranks.report import NOT_JUDGED
 from manyranks.world.strangers.scratch import TEXT, as_it_is, in_plain_letters, refused, upright, within_limits
 from manyranks.world.strangers.trouble import printable
 

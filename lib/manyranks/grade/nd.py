@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from manyranks.given import nd as given
 from manyranks.given.nd import Plan, Run, Sizes, Weight, sick
 from manyranks.given.numbers import normal, uneven
-from manyranks.grade import trial
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, facts, sent, values
 from manyranks.grade.learner import Allowed, limited, noted, whole
@@ -163,13 +162,14 @@ def _average(own: tuple[Sizes, list[Tensor]], function: Callable, watch: Watch) 
     return found
 
 
-def _jobs(n: int) -> list[Sizes]:
-    """Meshes of n ranks; for the judge one of axes that are drawn, before those that everybody can see."""
-    own = [{"dp": 3, "tp": 2}] if n == 6 else [{"dp": 2, "tp": 2, "cp": 2}, {"cp": 2, "pp": 2, "tp": 2}]
-    random = Random(trial.seed)
-    few, many = [(random.choice(("dp", "cp")), 3)], [(axis, 2) for axis in random.sample(("dp", "cp", "pp"), 2)]
-    axes = (few if n == 6 else many) + [("tp", 2)]
-    return [dict(random.sample(axes, len(axes))), *own] if trial.seed else own
+_JOBS = {6: [{"dp": 3, "tp": 2}], 8: [{"dp": 2, "tp": 2, "cp": 2}, {"cp": 2, "pp": 2, "tp": 2}]}  # by the number of ranks
+
+
+def _drawn_jobs(random: Random, n: int) -> list[Sizes]:
+    """Draws which axes there are beside tp, and their order."""
+    axes = [(random.choice(("dp", "cp")), 3)] if n == 6 else [(axis, 2) for axis in random.sample(("dp", "cp", "pp"), 2)]
+    axes.insert(random.randint(0, len(axes)), ("tp", 2))
+    return [dict(axes)]
 
 
 average = Task(
@@ -182,8 +182,9 @@ average = Task(
         facts(0.2, "all ranks make all groups, in one order", "groups"),
         sent(0.3, "two all-reduces: what is partial over tp, everything over dp × cp", groups=True, hint=_TWO),
     ),
-    _jobs,
+    _JOBS.__getitem__,
     make=_gradients,
+    more=lambda random: partial(_drawn_jobs, random),
     worlds=(6, 8),
     part=True,
     unexplained="partial: the sum over tp; then all: the sum over the ranks of dp × cp, divided by their number",
@@ -198,12 +199,7 @@ _SMALLEST = (
     "with the smallest sum"
 )
 _MORE = "{name}, a rank sends {got} from node to node in your order; {right} are enough"
-
-
-def _least(what: str, names: str) -> Judge:
-    return at_most(0.5, what, names, _SMALLEST, says=_MORE, unit=as_bytes, each_world=True)
-
-
+_least = partial(at_most, 0.5, hint=_SMALLEST, says=_MORE, unit=as_bytes, each_world=True)
 place = _task(
     3,
     "place(traffic, sizes, node)",
@@ -274,14 +270,18 @@ plan = Task(
 # Tasks 7 to 9
 
 
-def _clusters(kind: str, n: int) -> tuple[Exam]:
-    """Makes one case of all clusters of a kind, of the judge's own for the judge: who knows only the first has no points."""
-    questions = {}
-    for i, run in enumerate(given.recorded(trial.seed)[kind], 1):
-        axes = ", ".join(f"{axis} {degree}" for axis, degree in run.sizes.items())
-        whose = "another cluster" if i > 1 or trial.seed else "the cluster that you have"
-        questions[f"{whose} ({i}: {axes}; nodes of {run.node})"] = (run,)
-    return (Exam(f"of {len(questions)} clusters", questions),)
+def _clusters(kind: str) -> dict:
+    """One case of all clusters of a kind. The judge asks about clusters of his own: who knows only the first has no points."""
+
+    def exam(case: str, rank: int, n: int, seed: int) -> Exam:
+        questions = {}
+        for i, run in enumerate(given.recorded(seed)[kind], 1):
+            axes = ", ".join(f"{axis} {degree}" for axis, degree in run.sizes.items())
+            whose = "another cluster" if i > 1 or seed else "the cluster that you have"
+            questions[f"{whose} ({i}: {axes}; nodes of {run.node})"] = (run,)
+        return Exam(case, questions)
+
+    return {"cases": (f"of {len(given.KINDS[kind])} clusters",), "make": exam}
 
 
 _AXIS = {"dp": "dp", "pp": "pp", "cp": "cp", "tp": "tp", None: "none"}
@@ -314,8 +314,8 @@ misplaced = _task(
         values(0.5, "finds the axis that sends most from node to node", "axis$", alone=True),
         _least("and the order of axes that sends least", r"\)$"),
     ),
-    partial(_clusters, "A"),
-    then=lambda exam, _, found: (
+    **_clusters("A"),
+    then=lambda _, exam, found: (
         found | {name: given.sent_between(found[name], *asked) for name, asked in exam.questions.items()}
     ),
     unexplained="of all ranks' calls, add up `sent` by axis where the rank's next one in `ranks` is on another node (the last "
@@ -330,7 +330,7 @@ drifting = _task(
         values(0.5, "finds the axis that is missing in the averages", "axis$", alone=True),
         values(0.5, "and the groups that gradients have to be averaged over", "groups$", alone=True),
     ),
-    partial(_clusters, "B"),
+    **_clusters("B"),
     unexplained='the missing axis is the one of dp and cp in which the ranks of some call for "data" do not differ, though its '
     "degree is more than 1; ranks that differ in dp and cp only are one group, as in task 3",
 )
@@ -343,7 +343,7 @@ straggler = _task(
         values(0.7, "finds the rank that everybody waits for", "rank$", alone=True),
         values(0.3, "and whether it computes slowly, or sends slowly", "cause$", alone=True, needs=1),
     ),
-    partial(_clusters, "C"),
+    **_clusters("C"),
     unexplained="first compare compute seconds within each stage. If these are equal: a call's own time is its ranks' shortest "
     "span, the last one's. Compare it with calls of the same axis and bytes; the slow rank is in no fast one between nodes",
     advice=((r"IndexError|KeyError: \d", _BY_NUMBER), *_ADVICE),
