@@ -27,13 +27,13 @@ import torch
 from nbformat import NotebookNode
 
 from manyranks import grade
-from manyranks.grade import answers
+from manyranks.grade import answers, trial
 from manyranks.grade import check as checking
 from manyranks.grade.absent import Known, known, stand_in
 from manyranks.grade.answers import Solved, dumped
 from manyranks.grade.check import Record, Task, loaded
 from manyranks.grade.submission import Check, checks
-from manyranks.grade.trial import CELLS, FREE, PATIENCE, Terms
+from manyranks.grade.trial import Terms
 from manyranks.report import NOT_JUDGED, Line, Report
 from manyranks.world import cells, limits
 from manyranks.world.errors import NotStarted, RankHung, WorldError
@@ -474,12 +474,12 @@ def _task(check: Check) -> object:
 def _asked(check: Check, terms: Terms) -> tuple[Known, bool]:
     """Asks a rank about the learner's object, once the cells have run; notes whether they took too long."""
     try:
-        with World(1, backend="gloo", timeout=CELLS, confined=terms.fences) as world:
-            world.patience = PATIENCE
+        with World(1, backend="gloo", timeout=trial.CELLS, confined=terms.fences) as world:
+            world.patience = trial.PATIENCE
             try:
                 told = msgspec.convert(world.run(known, check.source, check.name)[0], Known)
             finally:
-                terms.spend(world, FREE)
+                terms.spend(world, trial.FREE)
         return told._replace(kind=told.kind[:_WORDS], error=told.error[:_WORDS]), False
     except NotStarted:
         raise
@@ -487,7 +487,7 @@ def _asked(check: Check, terms: Terms) -> tuple[Known, bool]:
         if not (isinstance(error, RankHung) and late(error)):
             return Known("missing", error=f"{error}".splitlines()[0][:_WORDS]), False
         where = next((state for state in error.states.values() if state.startswith("was running")), "")[:_WORDS]
-        took = f"the cells above it took more than {CELLS:.0f} s together: delete slow ones of your own"
+        took = f"the cells above it took more than {trial.CELLS:.0f} s together: delete slow ones of your own"
         return Known("missing", error=f"{took}; the last one {where}" if where else took), True
     except msgspec.ValidationError:
         return Known("missing", error="the cells returned what is no answer"), False
