@@ -59,7 +59,7 @@ class Parts(NamedTuple):
     kind: str
 
     def __str__(self) -> str:
-        return f"with {self.count} part{'s' * (self.count > 1)}"
+        return f"with {self.count} part{'s' if self.count > 1 else ''}"
 
     def drawn(self, rank: int, n: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Draws parts. LARGE: all but the last near 1000, or all near −1000; HIDDEN: one, two or all see nothing of a row."""

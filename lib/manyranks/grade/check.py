@@ -56,6 +56,7 @@ class Task:
     part: whether cases that ended well count where a later one did not
     allowed: what may be called of what is ready-made
     advice: on what Python and torch say of wrong answers
+    common: advice of the exercise, asked after the task's own
     unexplained: for values that no known mistake explains
     seed: of the scripts' numbers; who makes records of their own takes another one
     """
@@ -73,6 +74,7 @@ class Task:
     part: bool = False
     allowed: Allowed = NOTHING_GIVEN
     advice: Advice = ()
+    common: Advice = ()
     unexplained: str = ""
     seed: int = 0
 
@@ -222,7 +224,7 @@ def _why_not(task: Task, answer, trial: Trial, record: Record) -> str:
     found, right = trial.trouble, record.right.get(trial.key, [])
     told = next((said for judge in task.judges if judge.early and (said := judge.early(trial, right))), "")
     known = ending_so(record.mistakes, ending(found), trial.key)
-    advice = told or known or advised(found, task.advice) or _on_arguments(task, answer, found)
+    advice = told or known or advised(found, (*task.advice, *task.common)) or _on_arguments(task, answer, found)
     general = rf"^({re.escape(SAME_CHUNK)}|{COPY}) \((.*)\)$"  # where more is known, the place is enough
     hint = re.sub(general, r"\2", found.hint) if advice else found.hint
     parts = [part for part in (advice, hint) if part]

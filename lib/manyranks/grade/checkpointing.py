@@ -16,9 +16,9 @@ from manyranks.given import checkpointing as model
 from manyranks.given.checkpointing import HIDDEN, ROWS, Function, Scene, checked
 from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, both, facts, if_done, values
+from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, both, facts, if_done, rank_by_rank, values
 from manyranks.grade.learner import Allowed
-from manyranks.grade.trial import Trial
+from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.journal import Stopped
 from manyranks.measure.watch import Watch
 
@@ -267,12 +267,10 @@ def _shared(given: model.Begun, answer: Callable, watch: Watch) -> dict:
     return model.train(given, answer, watch, (group,), 8 * -(-given.x.numel() // dist.get_world_size(group)))
 
 
-def _in_group(trial: Trial, right: Right) -> Verdict:
-    for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-        got, must = ({len(call.ranks) for call in one.calls} for one in (seen, should))
-        if got - must:
-            return Verdict(False, f"rank {rank} made a call among {max(got)} ranks; its group has {max(must)}", _GROUP)
-    return Verdict(True)
+def _too_many(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
+    got, must = ({len(call.ranks) for call in one.calls} for one in (seen, should))
+    if got - must:
+        return Verdict(False, f"rank {rank} made a call among {max(got)} ranks; its group has {max(must)}", _GROUP)
 
 
 def _scenes(n: int) -> tuple[Scene, ...]:
@@ -291,10 +289,10 @@ _SHARE = "a share has 1/t of x. Is x still in a closure or on ctx? Is the share 
 _SHARES = _holds(0.3, "keeps shares only", "kept", _SHARE)
 _GATHERS = "forward sends nothing; in backward, one all-gather for each checkpoint, to which each rank gives its share"
 _WHEN = "each checkpoint, the last one first, gathers once and then runs its function again"
-_ROUND = Judge(
+_ROUND = rank_by_rank(
     0.3,
     "makes one all-gather of a share for each checkpoint, in backward",
-    _in_group,
+    _too_many,
     lambda seen: {"ranks": sorted({len(call.ranks) for call in seen.calls})},
 )
 shared_checkpoint = _Task(

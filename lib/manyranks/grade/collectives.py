@@ -14,9 +14,9 @@ from torch import Tensor
 
 from manyranks.given.numbers import whole
 from manyranks.grade.check import Task
-from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, facts, messages, values
+from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, facts, messages, rank_by_rank, values
 from manyranks.grade.learner import Allowed, plain
-from manyranks.grade.trial import Make, Sent, Trial
+from manyranks.grade.trial import Make, Seen, Sent, Trial
 from manyranks.measure.fingerprints import same, size
 from manyranks.measure.watch import Watch
 from manyranks.world.strangers.trouble import SAME_CHUNK
@@ -139,25 +139,26 @@ def _elements(call: Sent) -> int:
 def _bytes(whole_tensor: bool, chunks: Chunks) -> Judge:
     """Judges that each rank sends as many bytes as it must. whole_tensor: whether a message has the whole tensor."""
 
-    def sent(seen) -> list[int]:
+    def sent(seen: Seen) -> list[int]:
         return [call.bytes for call in seen.calls if call.op == "send"]
 
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        everything = trial.case.elements * getattr(torch, trial.case.dtype).itemsize
-        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-            got, must = sent(seen), sent(should)
-            if sum(got) != sum(must):
-                there, here = apart(*(size(sum(each)) for each in (got, must)), sum(got), sum(must))
-                found = f"rank {rank} sent {there}; right is {here}"
-                if not any(sent(one) for one in trial.seen):
-                    return Verdict(False, found, NOTHING)
-                if not whole_tensor and set(got) == {everything}:
-                    return Verdict(False, found, f"every message is the whole tensor: {_WHOLE_TENSOR}")
-                return Verdict(False, found, chunks.sent if len(got) == len(must) else "")
-        return Verdict(True)
+    def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
+        got, must = sent(seen), sent(should)
+        if sum(got) == sum(must):
+            return None
+        there, here = apart(*(size(sum(each)) for each in (got, must)), sum(got), sum(must))
+        found = f"rank {rank} sent {there}; right is {here}"
+        if not any(sent(one) for one in trial.seen):
+            return Verdict(False, found, NOTHING)
+        if not whole_tensor and set(got) == {trial.case.elements * getattr(torch, trial.case.dtype).itemsize}:
+            return Verdict(False, found, f"every message is the whole tensor: {_WHOLE_TENSOR}")
+        return Verdict(False, found, chunks.sent if len(got) == len(must) else "")
 
-    judge = Judge(0.25, "sends no more and no less than it must", verdict, lambda seen: {"sent": sent(seen)}, last=True)
-    return judge._replace(early=lambda trial, right: _other_chunk(trial, right, chunks))
+    def early(trial: Trial, right: Right) -> str:
+        return _other_chunk(trial, right, chunks)
+
+    what = "sends no more and no less than it must"
+    return rank_by_rank(0.25, what, wrong, lambda seen: {"sent": sent(seen)}, last=True, early=early)
 
 
 def _task(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyranks.given.data_parallel import Batch, Toy, batch, learning
 from manyranks.given.numbers import EXACT, drawn
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, calls, facts, held, values
+from manyranks.grade.judges import Right, Verdict, calls, facts, held, parting, rank_by_rank, values
 from manyranks.grade.learner import NOTHING_GIVEN, arguments, made, refuse_class
 from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.journal import Stopped, kind_of
@@ -96,7 +96,7 @@ def _by_bucket(among: list[Sent]) -> list[str]:
 def _by_parameter(among: list[Sent]) -> list[str]:
     """The all-reduces in any order; of numbers, which no parameter is as small as, how many there are."""
     numbers = [call for call in among if call.op == "all_reduce" and call.bytes <= _NUMBER]
-    counted = [f"{len(numbers)} number{'s' * (len(numbers) > 1)}"] if numbers else []
+    counted = [f"{len(numbers)} number{'s' if len(numbers) > 1 else ''}"] if numbers else []
     return counted + sorted(f"{call.op} of {call.bytes:,} bytes" for call in among if call not in numbers)
 
 
@@ -280,19 +280,18 @@ def _order(seen: Seen) -> dict:
     return {"order": steps}
 
 
-def _leaves_in_time(trial: Trial, right: Right) -> Verdict:
-    """Judges that each bucket leaves as soon as it is full and those before it have left; nobody waits while backward runs."""
-    for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-        got, must = ([*_order(one)["order"], "nothing more"] for one in (seen, should))
-        if got != must:
-            at = next(i for i, (one, other) in enumerate(zip(got, must, strict=False)) if one != other)
-            if got[at] == "wait":
-                return Verdict(False, f"rank {rank} waits for an all-reduce while backward runs", "wait in finish()")
-            steps, before = 1 + got[:at].count("mark step"), got[at - 1] if at else "the beginning"
-            found = f"rank {rank}, step {steps}: after {_said(before)} comes {_said(got[at])}; right is {_said(must[at])}"
-            inside = [step for step in must[:at] if step in ("mark alone", "mark forward")][-1:] == ["mark alone"]
-            return Verdict(False, found, _ALONE if inside else _LATE if must[at].startswith("call") else _COUNT)
-    return Verdict(True)
+def _leaves_late(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
+    """Finds a bucket that leaves before it is full, or later than it could, and who waits while backward runs."""
+    got, must = ([*_order(one)["order"], "nothing more"] for one in (seen, should))
+    if got == must:
+        return None
+    at = parting(got, must)
+    if got[at] == "wait":
+        return Verdict(False, f"rank {rank} waits for an all-reduce while backward runs", "wait in finish()")
+    steps, before = 1 + got[:at].count("mark step"), got[at - 1] if at else "the beginning"
+    found = f"rank {rank}, step {steps}: after {_said(before)} comes {_said(got[at])}; right is {_said(must[at])}"
+    inside = [step for step in must[:at] if step in ("mark alone", "mark forward")][-1:] == ["mark alone"]
+    return Verdict(False, found, _ALONE if inside else _LATE if must[at].startswith("call") else _COUNT)
 
 
 _PLACES = {"alone": "entering no_sync()", "forward": "the forward outside no_sync()", "backward": "its backward"}
@@ -322,7 +321,7 @@ def _keeps_little(trial: Trial, right: Right) -> Verdict:
 _WRAPPED = (
     values(0.4, "trains like one process on the whole batch"),
     calls(0.2, "sends each bucket once per step", _by_bucket, "one all-reduce per step for each bucket of `cut`, in its order"),
-    Judge(0.3, "sends each bucket as soon as it can leave", _leaves_in_time, _order),
+    rank_by_rank(0.3, "sends each bucket as soon as it can leave", _leaves_late, _order),
     _ROWS_KEPT._replace(verdict=_keeps_little),
 )
 _MEANS = "after finish(), parameter.grad is the mean over the ranks of all that this step's backward passes have added up"

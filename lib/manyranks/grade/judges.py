@@ -74,10 +74,19 @@ class Judge(NamedTuple):
     early: Callable[[Trial, Right], str] | None = None
 
 
-def _first(trial: Trial, right: Right, wrong: Callable[[int, Seen, Seen], Verdict | None]) -> Verdict:
-    """The first rank's that is not as it must be. wrong: of a rank, what it did and what is right."""
-    ranks = enumerate(zip(trial.seen, right, strict=True))
-    return next((found for rank, (seen, should) in ranks if (found := wrong(rank, seen, should))), Verdict(True))
+def rank_by_rank(
+    share: float, what: str, wrong: Callable[[Trial, int, Seen, Seen], Verdict | None], look: Look | None = None, **more
+) -> Judge:
+    """Judges each rank alone, and says what the first has done wrong.
+
+    wrong: of a trial, a rank, what it did and what is right; None where nothing is
+    """
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        ranks = enumerate(zip(trial.seen, right, strict=True))
+        return next((found for rank, (seen, should) in ranks if (found := wrong(trial, rank, seen, should))), Verdict(True))
+
+    return Judge(share, what, verdict, look, **more)
 
 
 def values(share: float, what: str, names: str = "", alone: bool = False, hint: str = "", tells: bool = True, **more) -> Judge:
@@ -350,14 +359,11 @@ def messages(share: float, what: str, in_order: bool = True, hint: str = "", **m
         found = [call.peer for call in seen.calls if call.op == "send" and call.bytes]
         return found if in_order else sorted(found)
 
-    def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
-        if (got := peers(seen)) != (must := peers(should)):
-            found = f"rank {rank} sent to {_times(got)}; right is {_times(must)}"
-            return Verdict(False, found, _COUNT if set(got) == set(must) and len(got) != len(must) else hint)
-
     def verdict(trial: Trial, right: Right) -> Verdict:
-        if not (found := _first(trial, right, wrong)).ok:
-            return found
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            if (got := peers(seen)) != (must := peers(should)):
+                found = f"rank {rank} sent to {_times(got)}; right is {_times(must)}"
+                return Verdict(False, found, _COUNT if set(got) == set(must) and len(got) != len(must) else hint)
         if early := [rank for rank, op in trial.unwaited if op == "send"]:
             return Verdict(False, f"rank {early[0]} did not wait for {early.count(early[0])} of its messages", WAIT, firm=True)
         return Verdict(True)
@@ -411,21 +417,18 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
         found = {f"held {i}": round(count / _SMALL) for i, count in enumerate(seen.held)}  # small objects make no difference
         return found | ({"peak": round(seen.peak / _SMALL)} if peak is not None else {})
 
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
-            who = _who(trial, rank)
-            if len(seen.held) != len(should.held):
-                return Verdict(False, f"{who}it was not weighed as often as it must be", "leave the check as it is")
-            counts = [(got, must, room) for got, must in zip(seen.held, should.held, strict=True)]
-            counts += [] if peak is None else [(seen.peak, should.peak, peak)]
-            for got, must, more in counts:
-                if got > must + more:
-                    why = WAIT if trial.unwaited else hint
-                    return Verdict(False, f"{who}{size(got - must)} more are held than must be", why, bool(trial.unwaited))
+    def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
+        who = _who(trial, rank)
+        if len(seen.held) != len(should.held):
+            return Verdict(False, f"{who}it was not weighed as often as it must be", "leave the check as it is")
+        counts = [(got, must, room) for got, must in zip(seen.held, should.held, strict=True)]
+        counts += [] if peak is None else [(seen.peak, should.peak, peak)]
+        for got, must, more in counts:
+            if got > must + more:
+                why = WAIT if trial.unwaited else hint
+                return Verdict(False, f"{who}{size(got - must)} more are held than must be", why, bool(trial.unwaited))
 
-        return _first(trial, right, wrong)
-
-    return Judge(share, what, verdict, look)
+    return rank_by_rank(share, what, wrong, look)
 
 
 _ALONE = "this takes no communication: each rank has all that it needs"
@@ -434,13 +437,10 @@ _ALONE = "this takes no communication: each rank has all that it needs"
 def silent(share: float, what: str, hint: str = _ALONE, **more) -> Judge:
     """Judges that nothing is sent. For answers that ask for their rank but need no messages; others have worlds=(1,)."""
 
-    def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
+    def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
         return Verdict(False, f"rank {rank} called {seen.calls[0].op}", hint) if seen.calls else None
 
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        return _first(trial, right, wrong)
-
-    return Judge(share, what, verdict, lambda seen: {"ops": sorted({call.op for call in seen.calls})}, **more)
+    return rank_by_rank(share, what, wrong, lambda seen: {"ops": sorted({call.op for call in seen.calls})}, **more)
 
 
 def little(share: float, what: str, hint: str) -> Judge:

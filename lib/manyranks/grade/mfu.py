@@ -25,7 +25,7 @@ _ADVICE = (
     (r"attribute '__(self|closure|wrapped|code)__'", "nobody can look into the device: what it does is read off clock()"),
     (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
 )
-_task = partial(Task, "09_mfu", part=True, allowed=_ALLOWED, advice=_ADVICE)
+_task = partial(Task, "09_mfu", part=True, allowed=_ALLOWED, common=_ADVICE)
 _alone = partial(_task, worlds=(1,))
 
 # Numbers: what a learner's function returns, and what is said of it
@@ -135,7 +135,6 @@ per_token = _alone(
     advice=(
         (r"KeyError: 'head\.projection\.weight'", _TIED),
         (r"KeyError: 'embedding\.positions\.weight'", "only models in GPT-2's style have learned positions"),
-        *_ADVICE,
     ),
     unexplained="6 for each parameter in a matrix that a token's row is multiplied by; and 12·L·h·s, or 6·L·h·s if causal",
 )
@@ -162,7 +161,7 @@ used = _alone(
         Job(Log(2.7e8, 810.0, 4, "bf16", "tf32", True), _OTHER),
     ),
     more=given.drawn_jobs,
-    advice=((r"KeyError", "the sheet's rows are called as log.products_dtype and log.weights_dtype are"), *_ADVICE),
+    advice=((r"KeyError", "the sheet's rows are called as log.products_dtype and log.weights_dtype are"),),
     unexplained="needed FLOPs per token · tokens per second ÷ (chips · dense peak of products_dtype); HFU counts what runs "
     "again, a third of `needed`",
 )

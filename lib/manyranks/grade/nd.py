@@ -59,7 +59,7 @@ def _task(
                 raise Stopped(f"{call} returned {kind_of(answer)}: {answer!r:.60}", form) from None
         return found
 
-    return Task(_EXERCISE, call, points, run, judges, cases, (1,), part=True, **{"advice": _ADVICE} | more)
+    return Task(_EXERCISE, call, points, run, judges, cases, (1,), part=True, common=_ADVICE, **more)
 
 
 _number = partial(whole, what="a number of what is returned", form="a whole number is asked for")
@@ -113,7 +113,7 @@ rank_of = _task(
     **_on(_MESHES, given.places_asked),
     endless="a rank takes one product for each axis, and no search through the ranks",
     unexplained="rank = ((a·B + b)·C + c)·D + d for the coordinates a, b, c, d, and degrees of which B is b's",
-    advice=((r"KeyError: '", "an axis that coordinates leaves out counts as 0: coordinates.get(axis, 0)"), *_ADVICE),
+    advice=((r"KeyError: '", "an axis that coordinates leaves out counts as 0: coordinates.get(axis, 0)"),),
 )
 groups = _task(
     3,
@@ -168,8 +168,7 @@ _JOBS = {6: [{"dp": 3, "tp": 2}], 8: [{"dp": 2, "tp": 2, "cp": 2}, {"cp": 2, "pp
 def _drawn_jobs(random: Random, n: int) -> list[Sizes]:
     """Draws which axes there are beside tp, and their order."""
     axes = [(random.choice(("dp", "cp")), 3)] if n == 6 else [(axis, 2) for axis in random.sample(("dp", "cp", "pp"), 2)]
-    axes.insert(random.randint(0, len(axes)), ("tp", 2))
-    return [dict(axes)]
+    return [dict(random.sample([*axes, ("tp", 2)], len(axes) + 1))]
 
 
 average = Task(
@@ -188,7 +187,8 @@ average = Task(
     worlds=(6, 8),
     part=True,
     unexplained="partial: the sum over tp; then all: the sum over the ranks of dp × cp, divided by their number",
-    advice=((r"torch\.distributed's new_group", ALL_MAKE_ALL), *_ADVICE),
+    advice=((r"torch\.distributed's new_group", ALL_MAKE_ALL),),
+    common=_ADVICE,
 )
 
 # Task 5
@@ -346,5 +346,5 @@ straggler = _task(
     **_clusters("C"),
     unexplained="first compare compute seconds within each stage. If these are equal: a call's own time is its ranks' shortest "
     "span, the last one's. Compare it with calls of the same axis and bytes; the slow rank is in no fast one between nodes",
-    advice=((r"IndexError|KeyError: \d", _BY_NUMBER), *_ADVICE),
+    advice=((r"IndexError|KeyError: \d", _BY_NUMBER),),
 )

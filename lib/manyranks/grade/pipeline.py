@@ -151,7 +151,7 @@ def _under_a_cap(case: Case, function: Callable, watch: Watch) -> dict:
     with noted(watch, "", call, first=case in _FIRST, patient=True):
         tables = items(function(p, m, cap, dict(times)), f"what {call} returned", form, p)
         if len(tables) < p:
-            raise Stopped(f"{call} returned {len(tables)} table{'s' * (len(tables) != 1)}", form)
+            raise Stopped(f"{call} returned {len(tables)} table{'s' if len(tables) != 1 else ''}", form)
         return {"tables": [_actions(table, case, f"{call}[{rank}]", form) for rank, table in enumerate(tables)]}
     return {}
 

@@ -47,7 +47,7 @@ _task = partial(
     Task,
     "03_zero",
     allowed=_ALLOWED,
-    advice=(
+    common=(
         (r"for \+=?: 'NoneType'|object has no attribute 'add_?'", "a shard's .grad may be None: then the mean takes its place"),
         (r"IndexError.*\n.*chunk", "few elements make fewer chunks than N: pad with zeros to a multiple of N first"),
         (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b", _NONE),
@@ -338,10 +338,7 @@ prefetch = _task(
     make=lambda case, rank, n, seed: trained(rank, seed, 2),
     cases=("in two steps",),
     allowed=_ALLOWED_UNITS,
-    advice=(
-        (r"(waits in|to its|called) (all_gather|reduce_scatter)", "does the schedule do something on one rank only?"),
-        *_task.keywords["advice"],
-    ),
+    advice=((r"(waits in|to its|called) (all_gather|reduce_scatter)", "does the schedule do something on one rank only?"),),
     unexplained="does each layer compute with the parameters of this step? Gather its unit, wait for it, and free all units "
     "before the optimizer steps: one that is still whole is not gathered again",
 )
