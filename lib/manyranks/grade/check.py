@@ -1,6 +1,6 @@
 """A task, and its check: from what was measured on real ranks to a report with points and hints.
 
-`check` runs an answer and `report` concludes, in four steps: verdicts, lines, hints, points.
+`check` runs an answer and `report` concludes, in the steps below: verdicts, lines with their hints, points.
 """
 
 import json
@@ -165,6 +165,9 @@ def report(task: Task, answer, tried: list[Trial], record: Record) -> Report:
     return Report(task.name, points, task.points, _once([finding.line for finding in findings]), *_printed(shown))
 
 
+# Where nothing is judged
+
+
 def _refused(task: Task, why: Finding) -> Report:
     return Report(task.name, 0.0, task.points, (why.line,), *_printed(why.trial))
 
@@ -190,8 +193,11 @@ def _other_calls(task: Task, tried: list[Trial]) -> Finding | None:
     return None
 
 
+# Verdicts: what each judge says of each trial
+
+
 def _verdicts(task: Task, trial: Trial, record: Record, tried: list[Trial]) -> tuple[Verdict, ...]:
-    """What each judge says of a trial. Where no case that ended shows what it is about, it isn't asked."""
+    """Asks each judge about a trial; not where no case that ended shows what it judges, or an earlier judge is not content."""
     if trial.trouble:
         return ()
     found: list[Verdict] = []
@@ -209,6 +215,9 @@ def _verdicts(task: Task, trial: Trial, record: Record, tried: list[Trial]) -> t
             except Stopped as error:  # a rank has sent less than its script makes
                 found.append(Verdict(False, error.what, error.hint, firm=True))
     return tuple(found)
+
+
+# Lines and their hints
 
 
 def _runs(task: Task, answer, tried: list[Trial], record: Record) -> Finding:
@@ -294,6 +303,9 @@ def _once(lines: list[Line]) -> tuple[Line, ...]:
     """The lines, each hint at the first that has it."""
     hints = [line.hint for line in lines]
     return tuple(replace(line, hint="") if line.hint in hints[:i] else line for i, line in enumerate(lines))
+
+
+# Points
 
 
 def _share(task: Task, done: list[Judged]) -> float:
