@@ -15,7 +15,7 @@ from torch import Tensor
 from manyranks.given.numbers import whole
 from manyranks.grade.check import Task
 from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, facts, messages, rank_by_rank, values
-from manyranks.grade.learner import Allowed, plain
+from manyranks.grade.learner import NO_RANK, Allowed, plain
 from manyranks.grade.trial import Make, Seen, Sent, Trial
 from manyranks.measure.fingerprints import same, size
 from manyranks.measure.watch import Watch
@@ -185,7 +185,7 @@ def _task(
     )
     advice = (
         ("(to|from) itself", _ITSELF["root" in call]),
-        ("is not in this group", "a rank is a number from 0 to N − 1: what does % N do to the others?"),
+        NO_RANK,
         ("The size of tensor a|the broadcast shape", more.pop("unlike", f"{SAME_CHUNK} {_CUTS}")),
     )
     more |= {"advice": advice, "more": lambda random: [Call(random.randint(8, 999), cases[0].dtype, random.randint(0, 9))]}

@@ -11,7 +11,7 @@ from torch import Tensor
 from manyranks.given.context import HIDDEN, LARGE, ORDINARY, Case, Drawn, Helpers, Parts, layouts, parts_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import at_most, by_phase, calls, facts, sent, values
-from manyranks.grade.learner import Allowed, error_of, pair
+from manyranks.grade.learner import Allowed, error_of, on_ctx, pair
 from manyranks.grade.trial import Sent
 from manyranks.measure.fingerprints import form_of, size
 from manyranks.measure.journal import Stopped, kind_of
@@ -250,13 +250,7 @@ _RETURNED = (
     _least,
     at_most(0.1, "keeps q, k, v, o and lse for backward", "keeps", _SAVES, 300, "{name} has {got}; right is {right}", size),
 )
-_CALLED = (
-    (
-        r"forward\(\) (takes|missing)",
-        "the check calls Ring.apply(q, k, v, positions, ring, attend_backward): forward gets ctx first",
-    ),
-    (r"backward\(\) (takes|missing)", "backward gets ctx and do_SBAD"),
-)
+_CALLED = on_ctx("Ring.apply(q, k, v, positions, ring, attend_backward)", "do_SBAD")
 _PARTS_OF = (
     "dq is a sum over all blocks; dK and dV of a block are sums over all ranks' queries: the owner's part stays at home, the "
     "others' parts come home by message"

@@ -17,7 +17,7 @@ from manyranks.given.expert import Case
 from manyranks.given.numbers import normal, seed_of, uneven
 from manyranks.grade.check import Task
 from manyranks.grade.judges import calls, facts, silent, values
-from manyranks.grade.learner import NOTHING_GIVEN, Allowed, items, plain, refuse_class, whole
+from manyranks.grade.learner import NOTHING_GIVEN, Allowed, items, on_ctx, plain, refuse_class, whole
 from manyranks.grade.trial import Sent
 from manyranks.measure.fingerprints import same
 from manyranks.measure.journal import Stopped, kind_of
@@ -35,7 +35,7 @@ _ADVICE = (
     ("because the unspecified dimension size -1", "a rank may have no tokens: no −1 in view or reshape, say each size"),
     ("waits in all_to_all #", "all ranks have to call it, also one without rows; what r sends to s, s has to expect from r"),
     ("could not infer output dtype", "counts are whole numbers: .double() before a mean"),
-    (r"forward\(\) (takes|missing)", "the check calls Exchange.apply(rows_SH, sent, received): forward gets ctx first"),
+    *on_ctx("Exchange.apply(rows_SH, sent, received)"),
     ("an incorrect number of gradients", "backward returns three: the rows' gradient, None, None"),
     ("an invalid gradient at index 0", "backward is forward with sent and received swapped"),
     ("(must|has to) be contiguous", "what is sent has to be contiguous, and out: rows.contiguous(), grad.contiguous()"),

@@ -15,7 +15,7 @@ from manyranks.given.disk import FOLDER, Disk
 from manyranks.given.failures import PATH, Checkpoints, Job, Odd, Replica, Resume, Roles, Save, Sick, weight
 from manyranks.grade.check import Task
 from manyranks.grade.judges import as_bytes, at_most, facts, little, values
-from manyranks.grade.learner import Allowed, arguments, error_of, items, number, pair, plain, tensor, whole
+from manyranks.grade.learner import Allowed, arguments, dict_of, error_of, items, number, pair, plain, tensor, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 
@@ -315,7 +315,7 @@ quorum_step = _task(
 
 _NAMES = {"failed": "the rank", "call": "the call", "straggler": "the slow rank", "resume": "the checkpoint's step"}
 _NAMES |= {"repeat": "the number of steps to repeat", "goodput": "the goodput"}
-_FORM = "it returns a dict: " + "{" + ", ".join(f'"{name}": …' for name in _NAMES) + "}"
+_FORM = dict_of(_NAMES)
 
 
 def _read(log: list, function: Callable, watch: Watch) -> dict:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from manyranks.grade.learner import FAILED
+from manyranks.grade.learner import FAILED, LEAVE, LEAVE_GIVEN
 from manyranks.grade.trial import Seen, Sent, Trial
 from manyranks.measure.fingerprints import Fact, difference, fact, listed, only_rounded, same, size
 from manyranks.measure.watch import OVERWROTE
@@ -22,7 +22,7 @@ WAIT = "isend, irecv and calls with async_op=True return at once: keep what they
 NOTHING = "nothing was sent: no rank can know what the others have"
 ROUNDED = "nearly right, as if rounded: float64 has to stay float64 on its way"
 DTYPE = "this is another dtype than what is asked for: give a tensor that you make the dtype that the text says"
-_OWN_THREAD = "dist is called from the thread that the check calls you in, not from one of your own; leave the check as it is"
+_OWN_THREAD = f"dist is called from the thread that the check calls you in, not from one of your own; {LEAVE}"
 _OVERWRITTEN = "until a send is over, leave its tensor as it is, or send a clone, and wait before you use it for something else"
 _COUNT = "these are the right ranks, but not the right number of messages: how many steps does it take?"
 _TOGETHER = "one call for all: put them into one flat row, and cut it again afterwards"
@@ -136,7 +136,7 @@ def _unequal(trial: Trial, right: Right, look: Look, hint: str, tolerance: float
             if failed := failure(seen, name):
                 return failed
             if name not in seen.results:
-                return Verdict(False, f"{_who(trial, rank)}{name} is missing", "leave what you are given as it is")
+                return Verdict(False, f"{_who(trial, rank)}{name} is missing", LEAVE_GIVEN)
             got = seen.results[name]
             if got is None and value is not None:
                 unclear = Verdict(None, f"{_who(trial, rank)}{name} could not be judged")
@@ -420,7 +420,7 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
     def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
         who = _who(trial, rank)
         if len(seen.held) != len(should.held):
-            return Verdict(False, f"{who}it was not weighed as often as it must be", "leave the check as it is")
+            return Verdict(False, f"{who}it was not weighed as often as it must be", LEAVE)
         counts = [(got, must, room) for got, must in zip(seen.held, should.held, strict=True)]
         counts += [] if peak is None else [(seen.peak, should.peak, peak)]
         for got, must, more in counts:

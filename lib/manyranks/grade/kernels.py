@@ -17,7 +17,7 @@ from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Til
 from manyranks.given.numbers import normal, whole
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, as_bytes, at_most, facts, values
-from manyranks.grade.learner import Allowed, plain, tensor
+from manyranks.grade.learner import Allowed, on_ctx, plain, tensor
 from manyranks.grade.learner import whole as whole_number
 from manyranks.grade.trial import Again
 from manyranks.measure.journal import Stopped, kind_of
@@ -292,8 +292,7 @@ attention = _task(
     make=lambda case, rank, n, seed: (case.tile, [normal((case.heads, case.rows, case.head), seed, case, i) for i in range(4)]),
     allowed=Allowed(),
     advice=(
-        (r"forward\(\) (takes|missing)", "the check calls Attention.apply(q, k, v, tile): forward gets ctx first"),
-        (r"backward\(\) (takes|missing)", "backward gets ctx and the output's gradient"),
+        *on_ctx("Attention.apply(q, k, v, tile)", "the output's gradient"),
         ("returned an incorrect number of gradients", "backward returns one value per argument of forward: dq, dk, dv, None"),
     ),
     unexplained="P = exp(scores − lse), dV = Pᵀ dO, dS = P · (dO Vᵀ − Σ dO · O), dQ = dS K / √D, dK = dSᵀ Q / √D",

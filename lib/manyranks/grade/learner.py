@@ -22,6 +22,7 @@ from manyranks.measure.watch import Watch
 from manyranks.world.strangers import trouble
 
 FAILED = "failed: "  # a mark of a call that failed where others did not
+LEAVE, LEAVE_GIVEN = "leave the check as it is", "leave what you are given as it is"  # to who has changed what isn't theirs
 
 # Ready-made is no answer: where a learner's line calls a function, this asks which module the function comes from.
 
@@ -37,7 +38,6 @@ _TOGETHER = tuple(f"torch.distributed.distributed_c10d.{name}" for name in ("all
 _C10D = "torch._C._distributed_c10d"
 _OF_C10D = "done exception get_future is_completed is_success name rank result size synchronize then value wait"
 _LOOKS = ("gc.get_objects", "gc.get_referents", "gc.get_referrers")  # these find what closures and frames hide
-_LEAVE = "leave the check as it is"
 # What watches the answer, and is called in the middle of it.
 _WATCHES = (
     *("manyranks.grade.learner", "manyranks.grade.absent._display", "manyranks.lazy"),  # an import is no call
@@ -94,7 +94,7 @@ def refused(allowed: Allowed) -> Iterator[Callable[[str], str]]:
             caller = _past(frame.f_back)
             name = _as_called(frame, allowed) if _is_theirs(caller) else ""
         elif event == "c_call" and argument is sys.setprofile:
-            name, hint = "sys.setprofile", _LEAVE
+            name, hint = "sys.setprofile", LEAVE
         elif event == "c_call" and str(getattr(argument, "__module__", None)) == _C10D:
             name = f"{_C10D}.{argument.__name__}" if argument.__name__ not in _OF_C10D.split() else ""
         if name and _is_theirs(caller):
@@ -106,7 +106,7 @@ def refused(allowed: Allowed) -> Iterator[Callable[[str], str]]:
 
     def hear(event: str, _: tuple) -> None:
         if event in _LOOKS and not called and _is_theirs(caller := sys._getframe(2)):  # past the hook that tells
-            refuse(event, _LEAVE, caller)
+            refuse(event, LEAVE, caller)
 
     def still_watched(word: str) -> str:
         if called:
@@ -263,6 +263,22 @@ GENERAL = (  # on what Python and torch say of answers to whatever task
     (r"(must|has to) be contiguous", "what is sent has to be contiguous: x.contiguous()"),
     (r"cannot be interpreted as an integer", "whole numbers: // in place of /"),
 )
+
+
+# on answers to tasks of some exercises
+NO_RANK = ("is not in this group", "a rank is a number from 0 to N − 1: what does % N do to the others?")
+TABLE = (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given")
+
+
+def on_ctx(call: str, gradient: str = "") -> Advice:
+    """Returns advice on a torch.autograd.Function without ctx. call: the check's; gradient: the argument of backward."""
+    forward = (r"forward\(\) (takes|missing)", f"the check calls {call}: forward gets ctx first")
+    return (forward, (r"backward\(\) (takes|missing)", f"backward gets ctx and {gradient}")) if gradient else (forward,)
+
+
+def dict_of(names: Iterable[str]) -> str:
+    """Says what is asked for where a function returns something else than a dict with these names."""
+    return "it returns a dict: {" + ", ".join(f'"{name}": …' for name in names) + "}"
 
 
 def advised(found: trouble.Trouble, known: Advice) -> str:

@@ -11,7 +11,7 @@ from manyranks.given import mfu as given
 from manyranks.given.mfu import Job, Log, Model, Product, Timing
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, both, facts, sent, values
-from manyranks.grade.learner import Allowed, number
+from manyranks.grade.learner import TABLE, Allowed, dict_of, number
 from manyranks.grade.trial import Trial
 from manyranks.measure.fingerprints import Fact, only_rounded, same
 from manyranks.measure.journal import Stopped, kind_of
@@ -23,7 +23,7 @@ from manyranks.world.strangers.kept import Asks, Kept
 _ALLOWED = Allowed(given=(f"{Asks.__module__}.{Asks.__name__}.calls.<locals>",))
 _ADVICE = (
     (r"attribute '__(self|closure|wrapped|code)__'", "nobody can look into the device: what it does is read off clock()"),
-    (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
+    TABLE,
 )
 _task = partial(Task, "09_mfu", part=True, allowed=_ALLOWED, common=_ADVICE)
 _alone = partial(_task, worlds=(1,))
@@ -36,7 +36,7 @@ _INTENSITY = "{:.4g} FLOPs per byte".format
 
 def _named(value: Any, names: tuple[str, ...], call: str) -> dict[str, float]:
     """The learner's dict. Raises Stopped where it has other names."""
-    form = "it returns a dict: " + "{" + ", ".join(f'"{name}": …' for name in names) + "}"
+    form = dict_of(names)
     if not isinstance(value, dict):
         raise Stopped(f"{call} returned {kind_of(value)}", form)
     for name in (*names, *value):

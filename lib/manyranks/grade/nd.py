@@ -19,7 +19,7 @@ from manyranks.given.nd import Plan, Run, Sizes, Weight, sick
 from manyranks.given.numbers import normal, uneven
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, facts, sent, values
-from manyranks.grade.learner import Allowed, limited, noted, whole
+from manyranks.grade.learner import TABLE, Allowed, limited, noted, whole
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import ALL_MAKE_ALL, Watch, groups_compared
@@ -28,7 +28,7 @@ __all__ = ["sick"]  # beside the tasks
 _EXERCISE = "10_nd_parallel"
 _ADVICE = (
     (r"KeyError: '(dp|pp|cp|tp|ep)'", "sizes has only some axes, in any order: ask it which ones, no name stands for sure"),
-    (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
+    TABLE,
 )
 
 

@@ -11,7 +11,7 @@ from manyranks.given.numbers import normal
 from manyranks.given.start_here import Times
 from manyranks.grade.check import Task
 from manyranks.grade.judges import facts, messages, sent, values
-from manyranks.grade.learner import Allowed, number, pair, plain, whole
+from manyranks.grade.learner import NO_RANK, Allowed, number, pair, plain, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 
@@ -55,7 +55,7 @@ shift = _task(
     allowed=Allowed(hint="write it with dist.send and dist.recv", only=("send", "recv")),
     unexplained="the result is the tensor that the rank `by` places before has sent: return that one",
     advice=(
-        ("is not in this group", "a rank is a number from 0 to N − 1: what does % N do to the others?"),
+        NO_RANK,
         ("invalid|itself|to self|your own rank", "with by = N or 0 a rank would send to itself: return a copy of x instead"),
         (
             "waits in send .* waits in send",

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks import progress_bar
-from manyranks.grade.learner import Allowed, refuse_itself, refused, watched
+from manyranks.grade.learner import LEAVE, LEAVE_GIVEN, Allowed, refuse_itself, refused, watched
 from manyranks.measure import journal
 from manyranks.measure.fingerprints import Fact, size
 from manyranks.measure.journal import Stopped
@@ -103,7 +103,7 @@ class _Results(dict):
     """Results by name. Raises Stopped for one that the script always returns, and that a rank has left out."""
 
     def __missing__(self, name: str) -> None:
-        raise Stopped(f"{name} is missing", "leave what you are given as it is")
+        raise Stopped(f"{name} is missing", LEAVE_GIVEN)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _again(world: World, one: Trial, again: Then, terms: Terms) -> Trial:
         results = world.run(_sent_again, again, one.case, one.given[0], one.seen[0].results)[0]
         if type(results) is dict and all(map(_is_plain, results.items())):
             return replace(one, seen=[replace(one.seen[0], results=results)])
-        problem = Trouble("what came back is no result", "leave the check as it is")
+        problem = Trouble("what came back is no result", LEAVE)
     except NotStarted:
         raise
     except WorldError as error:
@@ -291,7 +291,7 @@ def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str,
             return {"trouble": found}
         seen = [_seen(reply, measured.calls[rank]) for rank, reply in enumerate(measured.results)]
         if any(reply["watched"] != watched(word) for reply in measured.results):
-            return {"trouble": Trouble("the check's watcher of ready-made calls was removed", "leave the check as it is")}
+            return {"trouble": Trouble("the check's watcher of ready-made calls was removed", LEAVE)}
         return {"seen": seen, "unwaited": _unwaited(measured)}
     except NotStarted:
         raise  # nothing that the answer did
@@ -371,7 +371,7 @@ def _seen(reply, calls: list) -> Seen:
         and all(map(_is_event, reply["events"]))
         and all(type(count) is int for count in [*reply["held"], reply["peak"]])
     ):
-        raise ValueError("a rank did not return what the check notes: leave the check as it is")
+        raise ValueError(f"a rank did not return what the check notes: {LEAVE}")
     sent = [Sent(call.op, call.bytes, call.dtype, call.peer, tuple(call.ranks)) for call in calls]
     return Seen(reply["results"], [Event(*event) for event in reply["events"]], sent, reply["held"], reply["peak"])
 
