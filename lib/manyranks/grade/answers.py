@@ -75,6 +75,8 @@ def slip(
     answer: a function, or the class of which it has other steps; else the class that is called like the task
     """
     names = sys._getframe(1).f_globals
+    if name in names:
+        raise ValueError(f"two answers are called {name}, and the second would take the first one's place: rename it")
     for step, function in steps.items():
         if getattr(function, "__name__", "") == "<lambda>":
             function.__name__, function.__qualname__ = step, f"{name}.{step}"

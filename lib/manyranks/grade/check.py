@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from manyranks import progress
+from manyranks.given.numbers import seed_of
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Advice, Allowed, advised
 from manyranks.grade.trial import Again, Event, Make, Run, Seen, Sent, Terms, Then, Trial, ran_again, trials
@@ -23,7 +24,7 @@ from manyranks.measure.fingerprints import Print, fact, listed
 from manyranks.measure.journal import COPY, Stopped
 from manyranks.measure.mistakes import Mistake, ending_so, explained
 from manyranks.report import UNWRITTEN, Line, Report
-from manyranks.world.strangers.trouble import SAME_CHUNK, Trouble, ending
+from manyranks.world.strangers.trouble import SAME_CHUNK, Trouble, ending, short
 
 FOLDER = Path(__file__).parent / "data"
 _WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatever else holds
@@ -97,18 +98,23 @@ class Task:
         """Checks the learner's answer on real ranks."""
         return replace(check(self, answer, shipped(self.exercise)[self.name]), exercise=self.exercise)
 
+    @property
+    def own_seed(self) -> int:
+        """A seed of its own for each task: what one is given tells nothing of what another is given. 0 stays the library's."""
+        return self.seed and seed_of(self.seed, self.name)
+
     def cases_on(self, n: int) -> Sequence[Any]:
         """Returns the cases of a world of n ranks."""
-        drawn = self.more(Random(self.seed)) if self.more and self.seed else ()
+        drawn = self.more(Random(self.own_seed)) if self.more and self.seed else ()
         return [case for cases in (drawn, self.cases) for case in (cases(n) if callable(cases) else cases)]
 
     def tried(self, answer, terms: Terms | None = None) -> list[Trial]:
         """Runs the answer in all cases. terms: of who judges strangers' answers."""
-        terms, make = terms or Terms(), lambda *where: self.make(*where, self.seed)
+        terms, make = terms or Terms(), lambda *where: self.make(*where, self.own_seed)
         with _one_thread():
             found = trials(answer, self.run, make, self.cases_on, self.worlds, self.allowed, self.part, terms)
         if isinstance(self.then, Again):
-            found = ran_again(found, self.then.then, lambda case: self.make(case, 0, 1, self.seed + 1), terms)
+            found = ran_again(found, self.then.then, lambda case: self.make(case, 0, 1, self.own_seed + 1), terms)
         elif self.then:
             found = [one.after(self.then) for one in found]
         return [replace(one, given=()) for one in found]  # which may be large
@@ -300,9 +306,12 @@ def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
 
 
 def _once(lines: list[Line]) -> tuple[Line, ...]:
-    """The lines, each hint at the first that has it."""
+    """The lines, each hint at the first that has it; what a rank has sent may be long."""
     hints = [line.hint for line in lines]
-    return tuple(replace(line, hint="") if line.hint in hints[:i] else line for i, line in enumerate(lines))
+    return tuple(
+        replace(line, found=short(line.found), hint="" if line.hint in hints[:i] else short(line.hint))
+        for i, line in enumerate(lines)
+    )
 
 
 # Points

@@ -160,11 +160,14 @@ class Trial:
     given: tuple = ()
 
     def after(self, then: Then) -> "Trial":
-        """Adds the results that follow from those of the ranks; none where a rank sent what the script does not make."""
+        """Adds the results that follow from those of the ranks; none where a rank sent what the script does not make.
+
+        Such a thing may raise anything: a mask of another shape does in torch.
+        """
         try:
             pairs = zip(self.given, self.seen, strict=True) if self.seen else ()
             return replace(self, seen=[replace(one, results=then(self.case, own, one.results)) for own, one in pairs])
-        except (Stopped, TypeError, ValueError, KeyError, IndexError, AttributeError):
+        except Exception:
             return replace(self, seen=[replace(one, results={}) for one in self.seen])
 
     def __str__(self) -> str:
