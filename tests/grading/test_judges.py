@@ -329,3 +329,9 @@ def test_a_judge_that_a_run_which_raised_would_have_shown_its_values_is_not_cont
     said = check.report(task, print, ran, found)
     assert said.points == points
     assert ("·" in repr(said)) == raises
+
+
+def test_strangers_code_never_runs_without_fences(monkeypatch):
+    monkeypatch.setattr(trial.local, "strangers", True)
+    with pytest.raises(ValueError, match="on confined ranks only"):
+        TASK.tried(print)

@@ -433,8 +433,8 @@ class _Court:
         if self._terms.left <= 0:
             took = f"the cells and checks above it took more than {_SUBMISSION:.0f} s"
             return _no_points(check, "has time", took, "look at those that take long, or are not over")
-        told, late = (self._never_end, False) if self._never_end else _asked(check, self._terms)
-        self._never_end = self._never_end or (told if late else None)
+        told, too_late = (self._never_end, False) if self._never_end else _asked(check, self._terms)
+        self._never_end = self._never_end or (told if too_late else None)
         if told.kind == "missing":
             hint = "restart the kernel, run all cells, and look at this one"
             return _no_points(check, f"{check.name} is there", told.error, hint)
