@@ -153,8 +153,8 @@ class FullyShardedDataParallel(Sharded):
     group: the ranks that share, None for all
     mesh: replicas × shards, instead of a group: the ranks of a row share the parameters,
         and gradients are averaged over the rows, too (HSDP)
-    units: modules gathered as a whole; None for the module's children, and those of its
-        lists. Everything else is gathered module by module
+    units: modules gathered as a whole; None for the module's children and the children of
+        its lists. Everything else is gathered module by module
     compute_dtype: dtype of parameters that compute, and of inputs; None for their own
     reduce_dtype: dtype that gradients travel in; None for compute_dtype
     prefetch: units gathered ahead; with 0, no message runs beside computing
@@ -258,7 +258,7 @@ class FullyShardedDataParallel(Sharded):
         self._start_next(module)
 
     def _bring(self, unit: Unit) -> None:
-        """A module that computes reads a parameter of another one: it needs it, too."""
+        """A module that computes reads another one's parameter: it needs that unit, too."""
         module, have = self._running.pop()
         if unit not in have:
             self._needs[module].append(unit)

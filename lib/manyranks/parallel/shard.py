@@ -184,7 +184,7 @@ def check_elementwise(optimizer: type[torch.optim.Optimizer], group: dict, **how
 
 
 def _stepped(optimizer: type, group: dict, how: dict, values: list[Tensor]) -> Tensor:
-    """Returns parameters, end to end, after two steps with gradients of their own size."""
+    """Returns parameters, end to end, after two steps with gradients of the same sizes."""
     parameters = [nn.Parameter(value.clone()) for value in values]
     steps = optimizer([{**group, "params": parameters}], **how)
     for _ in range(2):
@@ -235,7 +235,7 @@ def _fit(parts: list[Shard], tensors: list[Tensor]) -> bool:
 
 
 def _assign(part: Shard, index: object, value: float) -> None:
-    """Sets elements of which an index of the whole says which; each rank sets its own."""
+    """Sets the elements at an index of the whole; each rank sets those that it has."""
     shape, first = part.origin.shape, part.origin.first
     if isinstance(index, Shard):  # a mask made of this part, or of one as large
         part.to_local()[index.to_local()] = local(value)

@@ -1,4 +1,4 @@
-"""Refusals of attention before any message, and the precision in which it sums."""
+"""Refusals of attention before any message, and the precision that it sums in."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

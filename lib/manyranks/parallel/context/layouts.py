@@ -147,7 +147,7 @@ class Queries(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A tile of keys, of which a tile of queries sees something.
+    """A tile of keys that a tile of queries sees, at least in part.
 
     columns: its slice of T
     before_first: whether some of its keys are too early for some of the queries
@@ -164,10 +164,10 @@ class Mask:
     """Says what a query sees of the whole sequence, and how that's dealt and computed.
 
     causal: a query sees no later key
-    layout: which tokens a rank has, one of LAYOUTS
+    layout: how ranks share the tokens, one of LAYOUTS
     documents_BT: a number for each token of the whole sequence, the same on every rank; a
         token sees its own document, a run of equal numbers, only. One row may stand for all
-    tile: tokens; a pair of tiles of which nothing is visible is skipped
+    tile: tokens; a pair of tiles with nothing visible is skipped
     window: a query sees keys less than so many tokens away, itself included; None for all
 
     Raises ValueError for values that cannot be.
@@ -255,7 +255,7 @@ def documents(documents_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pairs(queries: Queries, keys: Keys) -> Iterator[tuple[slice, list[Seen]]]:
-    """Yields each tile of queries with the tiles of keys of which it sees something."""
+    """Yields each tile of queries with the tiles of keys that it sees, at least in part."""
     for rows, first, last in queries.tiles:
         seen = [
             Seen(columns, low < first[1], high > last[0])

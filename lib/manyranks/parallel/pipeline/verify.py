@@ -223,7 +223,7 @@ def _check_memory(schedule: Schedule, memory: int) -> None:
 
 
 def _as_written(schedule: Schedule, action: Action, rank: int | None = None) -> Action:
-    """The B of which the action is a part, where the stage's row has no I and W for it."""
+    """The B that the action is a part of, where the stage's row has no I and W for it."""
     rank = schedule.rank_of(*action[1:]) if rank is None else rank
     own = [a for a in schedule.actions(rank) if a.stage == action.stage]
     same = {a.kind for a in own if a.microbatch == action.microbatch} - {FORWARD}

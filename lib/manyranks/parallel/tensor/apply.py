@@ -4,9 +4,9 @@
     model = parallelize(GPT(config), mesh, styles, sequence_parallel=True)
     model.loss(model(tokens), targets).backward(); model.finish(); optimizer.step()
 
-What the table does not name is whole on every rank: the norms, and biases after a sum.
-Where it works on features of one rank only, as norms of single heads do, the first forward
-pass shows it, and finish() sums its gradient.
+A parameter that the table does not name is whole on every rank: the norms, and biases after
+a sum. Where it works on features of one rank only, as norms of single heads do, the first
+forward pass shows it, and finish() sums its gradient.
 """
 
 import copy
@@ -236,7 +236,7 @@ class TensorParallel(Accumulating):
         return len(self.cuts[name].copies) if name in self.cuts else size(self.group)
 
     def _holders(self) -> set[nn.Module]:
-        """The model, and its modules that have whole parameters of their own."""
+        """The model, and all modules that directly have a whole parameter."""
         names = [
             n.rpartition(".")[0]
             for n, _ in self.module.named_parameters()

@@ -1,4 +1,4 @@
-"""The one table of layers' names: which layers of which models are cut, and how.
+"""The one table of layers' names: the models whose layers are cut, and how.
 
     model = parallelize_transformers(LlamaForCausalLM(config), mesh)
 
@@ -250,7 +250,7 @@ def _gathers(group: Group):
 
 
 def _whole(group: Group):
-    """Rotary positions are those of all tokens, for transformers counts a rank's own."""
+    """Makes rotary positions cover all tokens, for transformers counts a rank's own."""
 
     def hook(module: nn.Module, inputs: tuple, named: dict[str, Any]) -> tuple[tuple, dict]:
         x_BsH, positions_Bs = (*inputs, named.get("position_ids"))[:2]

@@ -96,7 +96,7 @@ class _Places:
     def of(self, name: str, shard: Tensor, parameter: Tensor, cut: Cut | None) -> dict:
         """DTensors in the shard's memory, without filling; what is not cut is itself.
 
-        Of several slices each is one of its own: name, name[1], …
+        Several slices become several DTensors: name, name[1], …
         """
         shard = shard.detach()
         if cut is None or shard.dim() == 0:  # a counter, such as AdamW's step
