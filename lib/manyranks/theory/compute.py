@@ -28,7 +28,7 @@ def place(cluster: Cluster, constants: Constants) -> Place:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Site:
-    """A rank, whatever its layers are. imbalance: see plan.check_imbalance; seconds are those of the fullest rank."""
+    """A rank, whatever its layers are. imbalance: see plan.check_imbalance; it makes the seconds the fullest rank's."""
 
     shape: ModelShape
     local: Local

@@ -86,7 +86,7 @@ def _family(config: Config) -> Family:
 
 
 def _dense(config: Config) -> Fields:
-    """The fields that every family but GPT-2 names alike."""
+    """The fields that have the same names in every family but GPT-2."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head_size, kv_heads = config.get("head_dim"), config.get("num_key_value_heads")
     if head_size is None and hidden % heads and "kv_lora_rank" not in config:

@@ -41,7 +41,7 @@ class Pass(NamedTuple):
 
 
 class Both(NamedTuple):
-    """A micro-batch's forward and backward.
+    """One micro-batch's forward and backward.
 
     weight, host_weight: of backward, the weights' gradients that a schedule may run later and that hide no communication, on
         the chip and on its host
@@ -57,8 +57,8 @@ class Both(NamedTuple):
         return self.forward.seconds + self.backward.seconds
 
     def apart(self) -> "Both":
-        """Returns the same where a schedule runs weight gradients by themselves: then each half of backward takes no less than
-        its host."""
+        """Returns the same where a schedule runs weight gradients on their own: then each half of backward takes no
+        less than its host."""
         weight = max(self.weight, self.host_weight)
         inputs = max(self.backward.chip - self.weight, self.backward.host - self.host_weight)
         return Both(self.forward, self.backward._replace(host=inputs + weight), weight, weight)
@@ -84,8 +84,8 @@ def of_layer(
     """Times one micro-batch through one layer, on each of its tensor-, context- and expert-parallel ranks.
 
     moe: whether it is a layer with experts
-    imbalance: of the expert-parallel ranks, see plan.check_imbalance: the seconds are those of the fullest, for which the
-        others wait
+    imbalance: of the expert-parallel ranks, see plan.check_imbalance: the seconds are for the fullest rank, which all
+        others wait for
     Raises ValueError where the plan does not fit the shape.
     """
     checks.kinds(shape=shape, plan=plan, cluster=cluster)
@@ -147,7 +147,7 @@ def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constan
 
 
 def of_stages(work: Work, sent: Timed) -> dict[Stage, Both]:
-    """Times one micro-batch on a rank with these stages, of each kind."""
+    """Times one micro-batch on each kind of pipeline rank."""
     both = {name: (busy, sent.items[name]) for name, busy in work.parts.items()}
     found = {stage: _of_stage(tuple([(count, *both[name]) for count, name in own])) for stage, own in work.dealt.parts.items()}
     return {stage: fetching(work.site, stage, own) for stage, own in found.items()} if work.site.local.offload_layers else found
@@ -181,9 +181,9 @@ def _of_stage(parts: tuple[tuple[int, Busy, Seconds], ...]) -> Both:
 
 @functools.lru_cache(maxsize=16384)
 def hide(busy: Busy, sent: Seconds) -> Both:
-    """A part of a stage: what it computes, and what of its calls nothing hides.
+    """A part of a stage: what it computes, and what shows of its calls.
 
-    Full recomputation says again what forward has said to others.
+    With full recomputation, backward makes forward's calls once more.
     """
     plan = busy.site.local
     if busy.part in ("head", "embedding"):

@@ -283,7 +283,7 @@ def _branch(task: _Task, place: tuple[int, int, int], degrees: Degrees, local: L
 def _pipes(
     task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], model: pace.Both
 ) -> Iterator[_Node]:
-    """Yields sets of these plans with the same schedule."""
+    """Yields unopened sets of these plans, one for each schedule."""
     shape, _, _, seq, batch, tried, _ = task
     (i, j, g), pp, m = place, degrees[1], batch // (degrees[0] * local.microbatch)
     r, fields = tried.get("recompute", RECOMPUTE).index(local.recompute), {"recompute": local.recompute, "etp": degrees[-1]}

@@ -61,7 +61,7 @@ class Roof:
 
     @property
     def ridge(self) -> float:
-        """FLOPs per byte from which on the peak can be reached."""
+        """The fewest FLOPs per byte that can reach the peak."""
         return self.peak / self.bandwidth
 
     def flops_per_second(self, intensity: float) -> float:
@@ -171,7 +171,7 @@ def _parts(time: StepTime) -> list[Part]:
 
 
 def _held(shape: ModelShape, plan: Plan) -> list[tuple[Stage, ...]]:
-    """The stages of each pipeline rank; those of a DualPipe rank from either end have half of the micro-batches each."""
+    """The stages of each pipeline rank; a DualPipe rank has two, with half of the micro-batches each."""
     dealt = stages.of_rank(shape, plan)
     return list(zip(dealt, reversed(dealt), strict=True)) if plan.schedule == "dualpipe" else [(stage,) for stage in dealt]
 

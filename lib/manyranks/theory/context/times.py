@@ -29,7 +29,7 @@ def least_shard(
     itemsize: int = 2,
     accumulating: int | None = None,
 ) -> float:
-    """Tokens of a rank, s/N, from which a hop computes for as long as its message travels, of a long sequence.
+    """The fewest tokens per rank, s/N, that let a hop compute for as long as its message travels, in a long sequence.
 
     Full attention, forward, 16 bits: (R/β)·(g/a). A causal mask lets half of a hop through, zigzag or striped, which doubles
     it; contiguous chunks are whole on the ranks that do not idle. Backward computes 5 products instead of 2 and moves keys and
