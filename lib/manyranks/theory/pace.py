@@ -41,7 +41,7 @@ class Pass(NamedTuple):
 
 
 class Both(NamedTuple):
-    """One micro-batch's forward and backward.
+    """A micro-batch's forward and backward.
 
     weight, host_weight: of backward, the weights' gradients that a schedule may run later and that hide no communication, on
         the chip and on its host
@@ -57,8 +57,8 @@ class Both(NamedTuple):
         return self.forward.seconds + self.backward.seconds
 
     def apart(self) -> "Both":
-        """Returns the same where a schedule runs weight gradients on their own: then each half of backward takes no
-        less than its host."""
+        """Returns the same if a schedule runs weight gradients later: each half of backward takes at least its host's
+        time."""
         weight = max(self.weight, self.host_weight)
         inputs = max(self.backward.chip - self.weight, self.backward.host - self.host_weight)
         return Both(self.forward, self.backward._replace(host=inputs + weight), weight, weight)

@@ -1,7 +1,6 @@
 """The parts of every collective.
 
-These are the ranks that take part, a tensor as one row of elements, and an exchange between
-two ranks.
+These are the ranks that take part, a tensor as one row of elements, and an exchange of two.
 """
 
 from collections.abc import Iterator, Sequence
