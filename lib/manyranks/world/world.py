@@ -336,7 +336,7 @@ def newest() -> World:
 
 
 def _warn(message: str) -> None:
-    """A warning that points at the reader's line, past those of this file."""
+    """A warning that points at the reader's line, past this file's lines."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame, level = frame.f_back, level + 1

@@ -54,7 +54,7 @@ def _meeting(instruction: Instruction) -> Instruction:
 def whole_bytes(call: Call) -> int:
     """Bytes of a collective's whole tensor, where this rank puts in a part of it.
 
-    Of an all_to_all what the rank sends or what it receives, whichever takes longer.
+    An all_to_all counts what the rank sends or what it receives, whichever is more.
     """
     parts = len(call.ranks) if call.op in ("all_gather", "gather") else 1
     return max(call.bytes * parts, call.received)

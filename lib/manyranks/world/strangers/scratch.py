@@ -35,7 +35,7 @@ _TRIES, _MOMENT = 5, 0.2  # how often it is removed; seconds
 
 
 def remove(folder: str) -> None:
-    """Removes it, also where there is a folder in it that nobody can list."""
+    """Removes it, even with a folder in it that nobody can list."""
     for _ in range(_TRIES):
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
             with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ def refused(folder: Path) -> str:
 
 
 def within_limits(read: Callable[[], None]) -> None:
-    """Calls it in a process of its own, with limits on time and memory. Raises ValueError where that fails, or ends there."""
+    """Calls it in a new process, with limits on time and memory. Raises ValueError where that fails, or ends there."""
     ours, theirs = _FORK.Pipe(duplex=False)
     child = _FORK.Process(target=_told, args=(theirs, read))
     child.start()
