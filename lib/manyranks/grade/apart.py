@@ -1,7 +1,8 @@
-"""The score of record: each submission is judged in a process of its own, and what learners wrote runs on confined ranks only.
+"""The score of record: each submission is judged in its own process, and learners' code runs on confined ranks only.
 
-The process that judges reads a submission, and what its ranks send, as data. It has limits on time, memory and files, so that
-whatever ends it ends this submission only. What it compares with, it asks of the process above, which never sees either.
+The process that judges reads a submission, and what its ranks send, as data. It has limits on time, memory and files,
+so that whatever ends it ends this submission only. It asks the process above for what it compares with; that one never
+sees either.
 """
 
 import contextlib
@@ -126,8 +127,8 @@ class Judge:
     """Judges submissions. A context manager.
 
     fewer_fences: also without the important ones, or as root; solutions: folder of the right answers, which is run as it is;
-    at_once: how many submissions, else what this machine has processors and memory for; sandboxed: each submission's ranks in
-    a sandbox of its own, by default where there is one.
+    at_once: how many submissions, else what this machine has processors and memory for; sandboxed: whether each
+    submission's ranks get their own sandbox, by default where there is one.
 
     Raises RuntimeError where the fences that it needs do not stand.
     """

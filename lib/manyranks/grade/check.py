@@ -41,7 +41,7 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a task. right: case -> what each rank does; mistakes: in the order in which they are tried."""
+    """The record of a task. right: case -> what each rank does; mistakes: in the order that they are tried in."""
 
     right: dict[str, list[Seen]]
     mistakes: tuple[Mistake, ...] = ()
@@ -125,7 +125,7 @@ class Task:
     cases: what it runs in, on a world of n ranks, of those in `worlds`
     make: what a rank gets in a case, made by who judges, so that nothing on a rank says what is right; else the case itself
     more: cases that the judge draws where these are the same for all, and runs first: a table of these is no way to any points
-    then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on a rank of its own
+    then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on another rank
     part: whether cases that ended well count where a later one did not
     ready: what may be called
     advice: on what Python and torch say of wrong answers
@@ -320,7 +320,7 @@ def _on_arguments(task: Task, answer, found: Trouble) -> str:
 def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding | None:
     """The line of the i-th judge; None where no trial ended well.
 
-    Of the trials that are wrong, the one with most ranks tells most mistakes apart; one that was judged goes first.
+    Among wrong trials, the one with most ranks tells most mistakes apart; one that was judged goes first.
     """
     judge, ended = task.judge[i], [one for one in done if one.verdicts]
     if not ended:
@@ -343,9 +343,9 @@ def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding 
 def _known(task: Task, i: int, trial: Trial, ended: list[Trial], record: Record) -> tuple[str, str]:
     """The sentence of the mistake that explains what the i-th judge saw, and of one that explains only that.
 
-    A mistake explains what was seen where all that it changes is changed alike, and something in this trial's case; the second
-    one changes other things as well, which are wrong in another way, or nothing in this case. Of several, one that explains all
-    that is wrong goes first.
+    A mistake explains what was seen where everything that it changes is changed in the same way, and something in this
+    trial's case. The second one also changes other things, which are wrong in another way, or nothing in this case.
+    Where several fit, one that explains all that is wrong goes first.
     """
     if not task.judge[i].look:
         return "", ""
@@ -419,7 +419,7 @@ def _once(lines: list[Line]) -> tuple[Line, ...]:
 
 
 def _share(task: Task, done: list[Judged]) -> float:
-    """Returns the share of points; where cases count in part, that of those that ended well, times their part of all."""
+    """Returns the share of points; where cases count in part, the share of the ended ones, times their part of all."""
     if not task.part:
         return _share_of(task, done)
     ended, every = [one for one in done if one.verdicts], sum(len(task.cases_on(n)) for n in task.worlds)

@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
     """A judge's verdict: what was found and a hint, where it is not ok or there is more to say. ok: None where it could not be
     judged, which gives no points.
 
-    firm: whether the hint stands, whatever known mistake fits; where: in which part of the case, in place of its name.
+    firm: whether the hint stands, whatever known mistake fits; where: the part of the case, in place of its name.
     """
 
     ok: bool | None
@@ -80,7 +80,7 @@ def _first(trial: Trial, right: Right, wrong: Callable[[int, Seen, Seen], Verdic
 def values(
     share: float, what: str, names: str = "", alone: bool = False, part: bool = False, hint: str = "", tells: bool = True
 ) -> Judge:
-    """The results are those of the right answer. names: a pattern, of those that count; hint: where no mistake explains them.
+    """The results are the right answer's. names: a pattern, for some of them; hint: where no mistake explains them.
 
     alone: whether they need no communication; part: see Judge; tells: whether the report says what's right.
     """
@@ -189,7 +189,7 @@ def at_most(
 ) -> Judge:
     """Numbers among the results are no larger than the right answer's. room: what they may have more; says: what is found.
 
-    grain: so roughly they are compared with those of known mistakes, where nobody's are exactly alike.
+    grain: how roughly they are compared with known mistakes' numbers, where nobody's are exactly the same.
     """
     look = results(names)
 
@@ -246,7 +246,7 @@ def sent(
     groups: bool = False,
     alike: Callable[[list[tuple[str, int, str]]], list[tuple[str, int, str]]] = list,
 ) -> Judge:
-    """The ranks' calls are those of the right answer: operation, bytes, whom they reach. ops: a pattern, of those that count.
+    """The ranks' calls are the right answer's: operation, bytes, whom they reach. ops: a pattern, for some of them.
 
     hint: where no mistake explains them; instead: operation that the right answer does not call -> what to say of it, "" for
     none at all; groups: whether it counts which ranks a collective reaches, not only how many; alike: turns two ways that are
@@ -316,7 +316,7 @@ def _why_calls(trial: Trial, got: list[tuple], must: list[tuple], instead: dict[
 
 
 def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | None = None, hint: str = "") -> Judge:
-    """The ranks' calls are those of the right answer. words: what counts of them; else operation, bytes and dtype, in order."""
+    """The ranks' calls are the right answer's. words: what counts of them; else operation, bytes and dtype in order."""
 
     def look(seen: Seen) -> dict[str, Fact]:
         among = [call for call in seen.calls if len(call.ranks) > 1]  # one alone sends nothing
@@ -464,7 +464,7 @@ def little(share: float, what: str, hint: str) -> Judge:
 def by_phase(judges: dict[str, Judge]) -> Judge:
     """Judges what is sent in each phase apart. A phase begins where the script marks its name, the first one at once.
 
-    What is sent after a mark "over" counts for none of them.
+    Calls after a mark "over" count for none of them.
     """
 
     def parts(seen: Seen) -> dict[str, Seen]:

@@ -1,7 +1,4 @@
-"""Runs a learner's answer through a task's script on worlds of several sizes, and keeps what each rank did.
-
-What was seen can be stored: of a tensor a few numbers are kept, which tell it from others on every platform.
-"""
+"""Runs a learner's answer through a task's script on worlds of several sizes, and keeps what each rank did."""
 
 import contextlib
 import io
@@ -151,7 +148,7 @@ class Trial:
     given: tuple = ()
 
     def after(self, then: Then) -> "Trial":
-        """Adds the results that follow from those of the ranks; none where a rank sent what the script does not make."""
+        """Adds results that follow from the ranks'; none where a rank sent what the script does not make."""
         try:
             pairs = zip(self.given, self.seen, strict=True) if self.seen else ()
             return replace(self, seen=[replace(one, results=then(self.case, own, one.results)) for own, one in pairs])
@@ -163,7 +160,7 @@ class Trial:
         return ", ".join(filter(None, [f"on {self.n} ranks" * (self.n > 1), f"{self.case}"]))
 
     def where(self, found: str, place: str = "") -> str:
-        """Returns what was found, after where it was. place: in which part of the case, in place of its name."""
+        """Returns what was found, after where it was. place: the part of the case, in place of its name."""
         return ", ".join(filter(None, [place or f"{self}", found]))
 
 
@@ -331,7 +328,7 @@ def _more_than_noted(carried: int, noted: int) -> Trouble | None:
 
 
 def rehearse(answer, job: Job, folder: str) -> dict:
-    """Runs, on a rank, the script with the learner's answer. What it returns is plain data."""
+    """Runs, on a rank, the script with the learner's answer. Returns plain data."""
     watch = Watch(folder, dist.get_rank())
     refuse_itself(answer, job.ready)
     with watch.watching(), refused(job.ready) as still_watched:
