@@ -57,8 +57,7 @@ class Both(NamedTuple):
         return self.forward.seconds + self.backward.seconds
 
     def apart(self) -> "Both":
-        """Returns the same if a schedule runs weight gradients later: each half of backward takes at least its host's
-        time."""
+        """Returns the same if weight gradients run later: then each half of backward takes at least its host's time."""
         weight = max(self.weight, self.host_weight)
         inputs = max(self.backward.chip - self.weight, self.backward.host - self.host_weight)
         return Both(self.forward, self.backward._replace(host=inputs + weight), weight, weight)

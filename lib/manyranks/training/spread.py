@@ -67,7 +67,7 @@ class Parts:
         self.names = {parameter: name for name, parameter in self.model.named_parameters()}
 
     def take_stages(self, stages: list[Stage], schedule: Schedule) -> None:
-        """Keeps those of this rank. Of the others nothing is left in the model."""
+        """Keeps this rank's stages. Nothing of the others is left in the model."""
         rank, self.schedule = self.here.coordinates["pp"], schedule
         self.stages = {s: stages[s] for s, owner in enumerate(schedule.placement) if owner == rank}
         kept = {part for stage in self.stages.values() for part in stage.parts}

@@ -372,7 +372,7 @@ class Times:
 class Knobs(Board):
     """A collective: a round's messages, what the ranks then hold, the bytes that each sends, and time against size.
 
-    On a torus the messages and bytes shown are those of one ring (of pairs for all_to_all), the time is the torus's own.
+    On a torus the messages and bytes shown are one ring's (pairs' for all_to_all), the time is the torus's own.
     """
 
     setting = Collective
