@@ -1,4 +1,4 @@
-"""Whatever happens on a rank: one clear error, no process left, and the next run works."""
+"""Failures of any kind on a rank: one clear error, no process left, and the next run works."""
 
 import os
 import signal

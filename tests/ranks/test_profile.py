@@ -101,7 +101,7 @@ CALLS_OTHERS = {
 
 
 def profile_and_operators(gpt: GPTConfig, training: TrainingConfig):
-    """Of the same step: the same weights, tokens and masks."""
+    """Both of the same step: the same weights, tokens and masks."""
     profile = profiled(Trainer(gpt, training).run)[1]
     return profile, [(each.name, each.flops) for each in operators(Trainer(gpt, training).run)]
 
