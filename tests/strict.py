@@ -1,8 +1,8 @@
 """NCCL's rules, on gloo and without a GPU: a transport for tests that refuses what NCCL would not carry.
 
     no tags            a message that has one is refused, and so is a receive from anyone
-    one queue a group  a group's collectives and batched messages run one after the other, in the order they were issued
-                       in; a batch runs as one. Other messages have a queue for each pair of ranks: a message that nobody
+    one queue a group  a group's collectives and batched messages run one after the other, in the order of the calls;
+                       a batch runs as one. Other messages have a queue for each pair of ranks: a message that nobody
                        receives holds up those behind it
     one collective     what ranks of a group issue as their next collective has to be the same, with as many elements
     streams            until a call is waited for, its outputs are NaN, and its inputs are its own: who reads outputs early

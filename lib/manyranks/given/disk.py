@@ -107,7 +107,7 @@ class Disk:
         finally:
             self._note("the end")
 
-    # What stands in for open() and os. real: what it stands for
+    # The stand-ins for open() and os. real: what it stands for
 
     @staticmethod
     def _own(path: Any) -> str:

@@ -52,7 +52,7 @@ _SUBMISSION, _A_CHECK = 45.0, 300.0  # seconds that its code may take in all, wh
 _MOST_AT_ONCE, _ROOM = 8, 2 * 2**30  # submissions; bytes for each
 _MEMORY, _FILE = 3 * 2**30, 64 * 2**20  # bytes more than at the start, and of a file
 _LOOK, _FULL = 0.2, 77  # seconds between two looks at what ranks have written; the exit code where that is too much
-_SMALL, _WHOLE = 1 << 22, 30.0  # bytes of a message between the processes, and seconds in which it has come whole
+_SMALL, _WHOLE = 1 << 22, 30.0  # bytes of a message between the processes, and seconds for it to come whole
 _WORDS, _SAID = 300, 300  # letters of what ranks say of an object, and of why something is not judged
 IN_SPITE = "To judge in spite of it: --fewer-fences, or c.JudgeApart.fewer_fences = True for nbgrader"
 SOLUTIONS = Path("solutions")  # beside exercises/, where a course has them
@@ -362,7 +362,7 @@ def _how(pid: int) -> Ended | NotJudged:
 def _live(read: Callable[[], NotebookNode], ranks: Confined, seed: int, above: socket.socket, server: local.Forkserver) -> None:
     """The whole life of that process. Never returns."""
     try:
-        gc.freeze()  # what that process has left for its collector stays: an object's end may wait for a thread of its own
+        gc.freeze()  # what that process has left for its collector stays: an object's end may wait for its own thread
         os.setsid()  # an interrupt reaches the process above, which ends this one
         die_with_the_parent()
         nothing = os.open(os.devnull, os.O_RDWR)

@@ -315,7 +315,7 @@ def _addresses(case: Tile, function: Callable, watch: Watch) -> dict:
 def _conflicts(case: Tile, given_: Tile, results: dict) -> dict:
     at, columns = results["at"], range(case.columns)
     flat = [address for row in at for address in row]
-    if any(type(address) is not int for address in flat):  # such as NaN, each of which is a word of its own
+    if any(type(address) is not int for address in flat):  # such as NaN, each of them another word
         raise ValueError("addresses are whole numbers")
     parts = [row[first : first + WARP] for row in at for first in range(0, case.columns, WARP)]
     return {

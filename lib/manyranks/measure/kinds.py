@@ -34,7 +34,7 @@ def kind_of(name: str) -> str:
     """Names a kind: "matmul" for what has FLOPs in WorkCounter, as products and attention. name: "aten::mm", or a kernel's."""
     if "nccl" in name:
         return COMMUNICATION
-    # The operators of one library's convolutions have no formula of their own, for aten::convolution calls them.
+    # The operators of one library's convolutions have no formula here, for aten::convolution calls them.
     return MATMUL if _packet(name) in FORMULAS or "convolution" in name else OTHER
 
 

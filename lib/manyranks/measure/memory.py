@@ -28,7 +28,7 @@ class PeakBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, FakeTensor) for kind in types):
-            return function(*args, **(kwargs or {}))  # of shapes only, with which a DTensor asks what an operator gives
+            return function(*args, **(kwargs or {}))  # of shapes only: a DTensor asks with them what an operator gives
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # a DTensor comes back here as the plain tensors it is made of
         result = function(*args, **(kwargs or {}))

@@ -272,7 +272,7 @@ class FullyShardedDataParallel(Sharded):
         have = self._running[-1][1] if self._running else frozenset()
         if have.issuperset(self._needs[module]):
             return
-        if not in_backward():  # else a checkpoint may go on with a forward of its own
+        if not in_backward():  # else a checkpoint may go on with its own forward
             for unit in self._needs[module]:
                 unit.hide()
             self._done += self._needs[module]

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pp", "dp", "cp", "tp")
-# Of the ranks of dp × cp, in their order. `data` is all of them: those that have the same
-# parameters, but for experts. ZeRO's shards lie next to each other, replicas (HSDP) far
-# apart; so do the ranks that together have all experts, and those that have the same ones.
+# Axes of the ranks of dp × cp, in their order. `data` is all of them: those that have the
+# same parameters, but for experts. ZeRO's shards lie next to each other, replicas (HSDP)
+# far apart; so do ranks that together have all experts, and ranks with the same ones.
 SHARED = ("data", "shards", "replicas", "ep", "ep_replicas")
 FOLDED = ("etp", "ep", "ep_replicas")  # of all ranks of a stage, where etp is given
 _PLANES = (("replicas", "shards"), ("ep_replicas", "ep"), ("ep_replicas", "ep", "etp"))

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from manyranks.parallel.shard import local
 
-_FORGET = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none, and forgets by itself
+_FORGET = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none, and forgets unasked
 
 
 class Mapped(NamedTuple):

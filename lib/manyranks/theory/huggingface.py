@@ -285,7 +285,7 @@ def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-# What a key may hold, by its kind in published/hugging_face_keys.csv.
+# The values that a key may hold, by its kind in published/hugging_face_keys.csv.
 _LAYERS = ("full_attention", "sliding_attention")
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "size": ("a whole number, 1 or more", lambda value: _whole(value, 1)),

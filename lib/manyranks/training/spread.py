@@ -87,7 +87,7 @@ class Parts:
 
     def _kind(self, parameter: nn.Parameter, expert: bool, stages: tuple[int, ...]) -> Kind:
         copies, over = len({self.schedule.placement[s] for s in stages}) or 1, []
-        if self.tensor and not (expert and self.here.mesh.etp):  # these have axes of their own
+        if self.tensor and not (expert and self.here.mesh.etp):  # these have their own axes
             name = self.names[parameter]
             copies, over = copies * self.tensor.holders(name), self.tensor.summed_over(name)
         return Kind(parameter.ndim >= 2, expert, over[0] if over else None, copies)

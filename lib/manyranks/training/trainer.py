@@ -121,7 +121,7 @@ class Trainer:
             what = f"sequences={sequences!r} for {least} data-parallel ranks"
             raise ValueError(f"{what}, each of which takes one or more: give {least} or more")
         tokens_BT = corpus.held_out(sequences, self.gpt.seq, *self._data).to(self.device)
-        parts = -(-sequences // (self._data[1] * self.training.batch))  # alike on all ranks
+        parts = -(-sequences // (self._data[1] * self.training.batch))  # the same on all ranks
         share, parts = (self._evaluated, 1) if self.spread.pipeline else (self._share, parts)
         self.model.eval()
         with torch.no_grad():

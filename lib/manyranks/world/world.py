@@ -242,7 +242,7 @@ class World:
             self._drop_team()
             raise RankDied(f"rank {rank} {diagnose.cause(code)}. That was after the last run{lost}", rank, code)
         if self._team is None:
-            self._drop_team()  # of which debug may have looked at what was left
+            self._drop_team()  # debug may have looked at what was left of it
             self._team = self._new_team()
             self._holder[:] = [self._team]
         self._went_wrong = None

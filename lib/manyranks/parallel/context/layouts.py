@@ -34,7 +34,7 @@ Range = tuple[int, int]  # least, greatest
 _FAR = torch.iinfo(torch.int64).max
 
 
-# Which tokens a rank has
+# The tokens of each rank
 
 
 def positions(layout: str, seq: int, n: int, sharing: int = 1) -> list[Tensor]:

@@ -28,7 +28,7 @@ from manyranks.parallel.pipeline.schedules import (
     singles,
 )
 
-# Of F, I or W and a stage: by micro-batch, where in the row of its rank.
+# For F, I or W and a stage: by micro-batch, where in the row of its rank.
 Positions = dict[tuple[str, int], dict[int, int]]
 Done = dict[tuple[str, int], set[int]]  # of F, I or W and a stage: the micro-batches
 Waiting = dict[Action, int]  # for what; which rank

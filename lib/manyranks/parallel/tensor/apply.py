@@ -406,10 +406,11 @@ def _at(places: tuple[int, ...], group: Group) -> Group:
 
 # Dropout: where every rank has the same activations, all must drop the same of them. Where
 # each has others (its heads; its tokens), masks must differ, or one pattern is repeated t
-# times. All ranks seed their generator alike: what is drawn from it is common. A mask of a
-# rank's own comes from a generator seeded by a number that is drawn in common, and by the
-# rank. So to set the common generator back, as activation checkpointing does, brings back
-# all masks. Source of the rule: Megatron-LM, arXiv 1909.08053, appendix B.2.
+# times. All ranks seed their generator with the same number: what is drawn from it is
+# common. A rank's own mask comes from a generator seeded by a number that is drawn in
+# common, and by the rank. So to set the common generator back, as activation checkpointing
+# does, brings back all masks. Source of the rule: Megatron-LM, arXiv 1909.08053, appendix
+# B.2.
 
 
 def draw_own_masks(dropout: nn.Module, group: Group = None) -> None:

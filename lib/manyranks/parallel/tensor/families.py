@@ -254,7 +254,7 @@ def _whole(group: Group):
 
     def hook(module: nn.Module, inputs: tuple, named: dict[str, Any]) -> tuple[tuple, dict]:
         x_BsH, positions_Bs = (*inputs, named.get("position_ids"))[:2]
-        if positions_Bs.shape[1] == x_BsH.shape[1]:  # nobody gave those of all tokens
+        if positions_Bs.shape[1] == x_BsH.shape[1]:  # nobody gave all tokens' positions
             positions_Bs = _counted(positions_Bs, size(group))
         return (x_BsH,), {"position_ids": positions_Bs}
 

@@ -133,7 +133,7 @@ class _Places:
     def _mesh(self, copies: int, device: str) -> DeviceMesh:
         if (key := (copies, device)) not in self._meshes:
             ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
-            # Only says who has what: it needs no groups of its own.
+            # Only says who has what: it needs no new groups.
             grid = torch.tensor(ranks, device="cpu").view(-1, copies)
             self._meshes[key] = DeviceMesh(device, grid, _init_backend=False)
         return self._meshes[key]

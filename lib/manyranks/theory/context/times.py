@@ -113,7 +113,7 @@ class Pass(NamedTuple):
         """Adds up hops. after: what travels when all is computed."""
         hops, computing = [max(each) for each in zip(*own, strict=True)], sum(map(sum, own)) / len(own)
         late = [max(0.0, message - hop) for message, hop in zip(under, hops, strict=True)]
-        slower = sum(hop - mine for row in own for hop, mine in zip(hops, row, strict=True)) / len(own)  # 0 where all are alike
+        slower = sum(hop - mine for row in own for hop, mine in zip(hops, row, strict=True)) / len(own)  # 0 where all are equal
         messages = before + sum(late) + after
         return cls(own, under, hops, late, before, computing, slower, messages, computing + slower + messages)
 

@@ -22,7 +22,7 @@ GROUP = 128  # ranks that share one copy then; lecture B, section 3: about 100
 LONG = 16384  # tokens of a sequence beyond which context parallelism comes in; lecture B, section 6
 MANY_EXPERTS = 64  # ranks that share the experts at most; lecture A, page 58
 POWERS = (1, 2, 4, 8, 16, 32, 64)
-# What a rule leaves open, with the schedules that the stack ships.
+# The choices that a rule leaves open, with the schedules that the stack ships.
 DETAILS = {"microbatch": (1, 2, 4), "recompute": ("none", "selective", "full"), "virtual": (1, 2, 4, 8)}
 
 

@@ -74,7 +74,7 @@ class Neighbour(NamedTuple):
     fits: bool = False
     peak: Peak | None = None
     time: StepTime | None = None
-    slower: float = 0.0  # its seconds ÷ those of the published one, − 1
+    slower: float = 0.0  # its seconds ÷ the published one's, − 1
     impossible: str = ""
 
     @property

@@ -96,7 +96,7 @@ def confine(how: Confined, size: int = 1) -> None:
     Raises OSError where the system has the fences and refuses to put them up.
     """
     limit(how.file, how.memory)
-    os.environ |= {"HOME": how.scratch, "TMPDIR": how.scratch}  # where matplotlib and others keep files of their own
+    os.environ |= {"HOME": how.scratch, "TMPDIR": how.scratch}  # where matplotlib and others keep their files
     tempfile.tempdir = how.scratch  # to find it, tempfile would remove a file
     limits = [(resource.RLIMIT_NOFILE, _OPEN), (resource.RLIMIT_MEMLOCK, 0)]
     if own_users:  # else the threads of all that the teacher runs would count
@@ -245,7 +245,7 @@ def _fence_processes(libc) -> None:
         steps += _calls(look[name], *_one_of(0, own, _ALLOW, _REFUSE))
     for number, place in ((look[name], place) for name, place in (("open", 1), ("openat", 2)) if name in look):
         flags, refuse = (_LOAD, 0, 0, 16 + 8 * place), (_RETURN, 0, 0, _REFUSE)
-        neither = [flags, (_AND, 0, 0, _NEITHER), (_EQUAL, 0, 1, _NEITHER), refuse]  # of which Landlock asks for no right
+        neither = [flags, (_AND, 0, 0, _NEITHER), (_EQUAL, 0, 1, _NEITHER), refuse]  # Landlock asks no right for these
         emptied = [flags, (_AND, 0, 0, _EMPTIED | 3), (_EQUAL, 0, 1, _EMPTIED), refuse]
         steps += _calls(number, *neither, *emptied, *_bits(place, _NAMELESS, _REFUSE, _ALLOW))
     steps += _calls(look["mmap"], *_bits(3, _SHARED, _REFUSE, _ALLOW))

@@ -22,11 +22,11 @@ from manyranks.world.processes import forkserver
 from manyranks.world.processes.patience import Patience
 from manyranks.world.rank import messages, plain, watch
 
-_WHOLE = 8.0  # seconds in which a confined rank must have sent the whole of a message that it has begun
+_WHOLE = 8.0  # seconds for a confined rank to send the whole of a message that it has begun
 _TICK, _SMALL = 0.05, 1 << 20  # seconds, and bytes, of an answer to "where are you?"
 _STANDING_STILL = 60.0  # seconds that the import of torch may do nothing; while it gets on, it may take any time
 IDLE = 600.0  # seconds that the forkserver stays without a world
-_REST = 0.05  # seconds in which faulthandler writes all its lines after the first
+_REST = 0.05  # seconds that faulthandler takes to write all its lines after the first
 _CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel of the operating system says them
 _START = "import sys; sys.path[:] = {!r}; from manyranks.world.processes.forkserver import serve; serve({}, {!r}, {!r}, {!r})"
 strangers = False  # whether ranks run code that nobody here has written: see use()

@@ -23,7 +23,7 @@ import numpy as np
 Frame = bytes | np.ndarray | pickle.PickleBuffer
 
 _FRAMES = 64  # of a message of strangers
-_LATER = 1.0  # seconds after a message's time in which what is there is still read, by one that had no processor
+_LATER = 1.0  # seconds more for a message in time: what is there by then is still read, by one that had no processor
 _COUNT = struct.Struct("<I")
 EXACTLY = _COUNT.size
 _IPYTHON = "IPython.core.interactiveshell"  # a notebook's open() is a function of this module

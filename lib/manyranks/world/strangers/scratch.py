@@ -22,7 +22,7 @@ from manyranks.world.strangers.trouble import printable
 MOST, MOST_FILES = 64 * 2**20, 1500  # bytes, files and folders that ranks may leave there
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
-SECONDS, _MEMORY, _FILE = 30, 2**30, 2**40  # to read one, in a process of its own; bytes; of a file: the gradebook is large
+SECONDS, _MEMORY, _FILE = 30, 2**30, 2**40  # to read one, in a new process; bytes; of a file: the gradebook is large
 _FORK, _LETTERS = multiprocessing.get_context("fork"), 2_000  # of what is wrong with it
 TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
 _LOGGED = 10_000  # letters of a message in a log

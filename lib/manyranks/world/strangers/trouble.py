@@ -11,7 +11,7 @@ from manyranks.measure.operators import POINT_TO_POINT
 from manyranks.world import cells
 from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
 
-Notes = dict[int, list[Entry]]  # rank -> its messages, in the order in which they were started
+Notes = dict[int, list[Entry]]  # rank -> its messages, in the order they were started in
 
 _SHOWN_LINES, _LONG = 12, 600
 _LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
