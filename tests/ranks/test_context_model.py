@@ -168,7 +168,7 @@ def tokens(length: int) -> Tensor:
 
 REFUSED = {
     "dims": (lambda: each(*with_other(0, lambda q: q[0])), r"shapes \(4, 4, 8\), \(2, 4, 4, 8\) and .*: give \[B, heads,"),
-    "k's tokens": (lambda: each(*with_other(1, lambda k: k[:, :, :2])), r"k and v must be alike, B, S and D the same in all"),
+    "k's tokens": (lambda: each(*with_other(1, lambda k: k[:, :, :2])), r"k and v must have one shape, B, S and D the same"),
     "q's heads": (lambda: each(*qkv(4, 8)), r"the heads of q a multiple of theirs"),
     "dtype": (lambda: each(*with_other(2, Tensor.double)), r"are torch\.float32, torch\.float32, torch\.float64: give one"),
     "device": (lambda: each(*with_other(1, lambda k: k.to("meta"))), r"q, k and v are on cpu, meta: give one device"),

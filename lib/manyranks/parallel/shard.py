@@ -88,7 +88,7 @@ class Shard(Tensor):
         if not _may(func, name) or side or not _fit(found, tensors):
             raise ValueError(
                 f"{name} of {first.origin.name}, outside its module's forward: here is "
-                "only this rank's part, and each rank would get a result of its own. Read "
+                "only this rank's part, and each rank would get another result. Read "
                 "it in a forward in the wrapper; or call full_state_dict() for all of it, "
                 "clip_grad_norm_() for a norm of gradients, to_local() for this part"
             )

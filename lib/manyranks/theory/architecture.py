@@ -177,7 +177,7 @@ class ModelShape:
             return
         if self.bias or self.qkv_bias or self.qk_norm:
             raise ValueError(
-                "bias, qkv_bias, qk_norm: with latent, attention has no biases and norms of its own; leave them False"
+                "bias, qkv_bias, qk_norm: latent attention has no biases and brings its own norms; leave them False"
             )
         if (self.kv_heads, self.head_size) != (self.heads, self.latent.nope_size + self.latent.rope_size):
             raise ValueError(f"kv_heads={self.kv_heads}, head_size={self.head_size}: leave them out, latent decides them")

@@ -76,7 +76,7 @@ class Schedules:
     def plan(self, budget: int) -> list[Action]:
         """The fastest plan for this budget. Raises ValueError where it is less than `least`, or more than `most`."""
         if self.extra(budget) == _NEVER:
-            raise ValueError(f"budget={budget} bytes: the least in which a plan for these layers fits is {self.least}")
+            raise ValueError(f"budget={budget} bytes: a plan for these layers needs at least {self.least}")
         actions, todo = [], [(1, self._n, self._within(budget))]
         while todo:
             step = todo.pop()

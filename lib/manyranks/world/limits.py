@@ -111,7 +111,7 @@ def check_place() -> None:
     """Raises RuntimeError where no world can be: inside a rank, or on Windows."""
     if os.environ.get("MANYRANKS_RANK"):
         raise RuntimeError(
-            f"this code runs on rank {os.environ['MANYRANKS_RANK']} of a world, and a rank cannot start a world of its own; "
+            f"this code runs on rank {os.environ['MANYRANKS_RANK']} of a world, and a rank cannot start another world; "
             "call World in the notebook, and torch.distributed inside the function that you run"
         )
     if sys.platform == "win32":

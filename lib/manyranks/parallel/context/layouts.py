@@ -84,7 +84,9 @@ def unshard(parts: Sequence[Tensor], layout: str, dim: int = 1, sharing: int = 1
     Raises ValueError as positions does, and for parts of several lengths.
     """
     if len(lengths := {part.shape[dim] for part in parts}) != 1:
-        raise ValueError(f"parts of {sorted(lengths)} tokens: give all ranks' parts, alike")
+        raise ValueError(
+            f"parts of {sorted(lengths)} tokens: give all ranks' parts, of one size"
+        )
     together = torch.cat(list(parts), dim)
     places = positions(layout, together.shape[dim], len(parts), sharing)
     order_T = torch.cat([places_CL.flatten() for places_CL in places]).argsort()

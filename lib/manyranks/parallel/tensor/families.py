@@ -238,7 +238,7 @@ def _gathers(group: Group):
         if named.get("attention_mask") is not None:
             raise ValueError(
                 "attention_mask with sequence_parallel=True: transformers makes it for a "
-                "rank's own tokens, and by itself where the whole model is compiled; call "
+                "rank's own tokens, and unasked where the whole model is compiled; call "
                 "the model without one, compile its layers, or leave the option out"
             )
         if "hidden_states" in named:
