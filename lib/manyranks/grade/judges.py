@@ -90,7 +90,7 @@ def rank_by_rank(
 
 
 def values(share: float, what: str, names: str = "", alone: bool = False, hint: str = "", tells: bool = True, **more) -> Judge:
-    """Judges that the results are those of the right answer.
+    """Judges that the results are the right answer's.
 
     names: a pattern, of those that count
     alone: whether they need no communication
@@ -277,7 +277,7 @@ def sent(
 
 
 def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | None = None, hint: str = "") -> Judge:
-    """Judges that the ranks' calls are those of the right answer, in its order.
+    """Judges that the ranks' calls are the right answer's, in its order.
 
     words: what counts of them; else operation, bytes and dtype
     """
