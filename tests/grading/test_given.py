@@ -1,4 +1,4 @@
-"""What exercises hand out, used as a learner would."""
+"""Functions that exercises hand out, used as a learner would."""
 
 import re
 from dataclasses import replace

@@ -277,7 +277,7 @@ def test_the_median_function_is_short():
 
 
 def forbidden_imports(module: str, source: str) -> list[str]:
-    """What the module imports against the table, wherever in the file the import stands."""
+    """Lists what the module imports against the table, wherever in the file the import stands."""
     package = module.split(".")[1]
     return [name for name in imported(module, source) if not allowed(package, name)]
 

@@ -1,4 +1,4 @@
-"""What verify refuses, what it says, and that it agrees with a simulation of synchronous sends."""
+"""Checks what verify refuses, what it says, and that it agrees with a simulation of synchronous sends."""
 
 import re
 from dataclasses import replace

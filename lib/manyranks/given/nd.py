@@ -39,8 +39,8 @@ _NEAR, _FAR = Link("inside a node", 5e-6, 20e6), Link("between nodes", 500e-6, 4
 class Weight(NamedTuple):
     """A parameter of this rank, with its gradient in .grad.
 
-    kind: "cut": each tp rank has another part of it, and the whole gradient of this part; "whole": all tp ranks have it alike,
-    and the same gradient; "partial": they have it alike, but each has the gradient of a part of the tokens.
+    kind: "cut": each tp rank has another part of it, and the whole gradient of this part; "whole": all tp ranks have
+    all of it, and the same gradient; "partial": all have all of it, but each has the gradient of a part of the tokens.
     """
 
     parameter: nn.Parameter
@@ -382,7 +382,7 @@ def drawn_meshes(random: Random) -> list[Sizes]:
 
 
 def drawn_jobs(random: Random) -> Iterator[tuple[str, tuple]]:
-    """Draws a job whose axes compete for a node, and one of which some fit into it."""
+    """Draws a job whose axes compete for a node, and one with some axes that fit into it."""
     degrees = random.sample((2, 4, 4, 8, 8), 3)  # at most 256 ranks
     axes = {axis: (degree, random.uniform(1, 9)) for axis, degree in zip(("cp", "dp", "tp"), degrees, strict=True)}
     yield _job(COMPETE, axes, random.choice((4, 8)))

@@ -35,7 +35,7 @@ Cases = Sequence[Any] | Callable[[int], Sequence[Any]]  # those of all worlds, o
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a task. right: case -> what each rank does; mistakes: in the order in which they are tried."""
+    """The record of a task. right: case -> what each rank does; mistakes: in the order that they are tried in."""
 
     right: dict[str, list[Seen]]
     mistakes: tuple[Mistake, ...] = ()
@@ -53,7 +53,7 @@ class Task:
     cases: what it runs in, on worlds of the sizes in `worlds`
     make: what a rank gets in a case, made by who judges, so that nothing on a rank says what is right; else the case itself
     more: draws cases for the judge where these are the same for all, which run first: a table of these is no way to any points
-    then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on a rank of its own
+    then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on another rank
     part: whether cases that ended well count where a later one did not
     allowed: what may be called of what is ready-made
     advice: on what Python and torch say of wrong answers
@@ -259,7 +259,7 @@ def _on_arguments(task: Task, answer, found: Trouble) -> str:
 def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding | None:
     """The line of the i-th judge; None where no trial ended well.
 
-    Of the trials that are wrong, the one with most ranks tells most mistakes apart; one that was judged goes first.
+    Among wrong trials, the one with most ranks tells most mistakes apart; one that was judged goes first.
     """
     judge, ended = task.judges[i], [one for one in done if one.verdicts]
     if not ended:
@@ -318,7 +318,7 @@ def _once(lines: list[Line]) -> tuple[Line, ...]:
 
 
 def _share(task: Task, done: list[Judged]) -> float:
-    """Returns the share of points; where cases count in part, that of those that ended well, times their part of all."""
+    """Returns the share of points; where cases count in part, the share of the ended ones, times their part of all."""
     if not task.part:
         return _share_of(task, done)
     ended, every = [one for one in done if one.verdicts], sum(len(task.cases_on(n)) for n in task.worlds)

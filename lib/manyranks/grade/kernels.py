@@ -327,7 +327,7 @@ def _conflicts(case: Tile, own: Tile, results: dict) -> dict:
     if [len(row) for row in at] != [case.columns] * given.ROWS:
         raise ValueError("there is an address for each word of the tile")
     flat = [address for row in at for address in row]
-    if any(type(address) is not int for address in flat):  # such as NaN, each of which is a word of its own
+    if any(type(address) is not int for address in flat):  # such as NaN, each of them another word
         raise ValueError("addresses are whole numbers")
     parts = [row[first : first + WARP] for row in at for first in range(0, case.columns, WARP)]
     return {

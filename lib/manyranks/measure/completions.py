@@ -17,7 +17,7 @@ import torch.distributed as dist
 # PyTorch's own, in whose place the recorder puts its
 wait, get_future = dist.Work.wait, dist.Work.get_future
 wait_for, then = torch._C.Future.wait, torch._C.Future.then
-_GLOO = "pt_gloo_runloop"  # the threads in which ProcessGroupGloo runs collectives
+_GLOO = "pt_gloo_runloop"  # the threads where ProcessGroupGloo runs collectives
 FOLLOWER = "ends of calls"  # a thread that waits for Works
 _TASKS = "/proc/self/task"  # Linux lists a process's threads here
 

@@ -80,7 +80,7 @@ def fact(value) -> Fact:
 
 
 def same(got: Fact, right: Fact, tolerance: float | None = None) -> bool:
-    """Returns whether they are alike; numbers but for rounding, as far as their dtype has it."""
+    """Returns whether they are the same; numbers but for rounding, as far as their dtype has it."""
     got, right = fact(got), fact(right)
     if isinstance(got, Print) and isinstance(right, Print):
         limit = tolerance or _TOLERANCE.get(right.form.rpartition(" ")[2], _EXACT)

@@ -252,7 +252,7 @@ class _Watch:
         if (np.diff(warps) < 0).any():
             warps = np.sort(warps)
         access.warps += int(np.count_nonzero(warps[:, 0] != _NOWHERE))
-        # What is sorted changes once for every new piece. The piece that masked lanes form isn't counted.
+        # The sorted order changes once for every new piece. The piece that masked lanes form isn't counted.
         nowhere = int(np.count_nonzero(warps[:, -1] == _NOWHERE))
         for name, bits in ("sectors", _SECTOR), ("lines", _LINE):
             pieces = warps >> bits

@@ -84,7 +84,7 @@ def _read(events: list, begun: float, ended: float) -> Profile:
     """
     whole = next((event for event in events if event.name() == _WHOLE and event.activity_type() == "user_annotation"), None)
     if whole is None:
-        raise RuntimeError(f"the function runs a torch.profiler of its own: {_TAKEN}; take that one, or this one, out")
+        raise RuntimeError(f"the function runs its own torch.profiler: {_TAKEN}; take that one, or this one, out")
     first, last = whole.start_ns(), whole.end_ns()
     # Each moment is a little late, the first by 0.1 ms, the last by 0.01 ms, and either by more where another process came
     # between: the one that is less late says what the profiler's clock shows by perf_counter.

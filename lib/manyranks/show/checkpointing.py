@@ -161,7 +161,7 @@ _CONTROLS = "model seq microbatch dp tp sequence_parallel pp attention strategy 
 
 @dataclass(frozen=True)
 class Step(Scenario):
-    """A step in which a strategy chooses the layers to keep; its plan's recompute is about attention alone.
+    """A step with a strategy that chooses the layers to keep; its plan's recompute is about attention alone.
 
     more: bytes to add to what each pipeline rank holds when it keeps every layer; again: how often all layers run again
     """

@@ -272,7 +272,7 @@ class Saving(namedtuple("Saving", "gpus hours stall write restart interval mfu r
 
     @property
     def intervals(self) -> list[float]:
-        """Seconds between saves: these, Young's and the best, neither of which is shorter than a write."""
+        """Seconds between saves: the chosen ones, Young's and the best. The last two are no shorter than a write."""
         young = max(self.write, failures.young(self.stall, self.mtbf))
         return [self.interval or young, young, max(self.write, failures.best_interval(self.stall, self.mtbf))]
 

@@ -8,7 +8,7 @@ from manyranks.show import style
 # A rank's colour and hatch.
 LOOKS = (("#9ecae1", ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))
 LOOKS += (("#ffe08a", "xxxx"), ("#cccccc", "----"), ("#b39ddb", "||||"), ("#80cbc4", "oo"))
-# Of each of StepTime.parts its name in a picture, colour and hatch.
+# For each of StepTime.parts its name in a picture, colour and hatch.
 STEP = {"compute": ("compute", style.BLUE, ""), "tensor": ("TP messages", style.ORANGE, "////")}
 STEP |= {"context": ("CP messages", style.PINK, "oo"), "expert": ("tokens to experts", "#8172b3", "xxxx")}
 STEP |= {"pipeline": ("PP messages", "#56B4E9", "++"), "bubble": ("bubble", "#b0b0b0", "\\\\\\\\")}

@@ -122,7 +122,7 @@ def _cost(setting: Setting) -> Cost | None:
 
 
 class Panels:
-    """A plot made of panels, in the order in which they're drawn; others: artists over them that move, too."""
+    """A plot made of panels, in the order they're drawn in; others: artists over them that move, too."""
 
     figure: Figure
     panels: Sequence = ()

@@ -1,4 +1,4 @@
-"""The calls of a rank to others: the list in which every axis describes its collectives and messages.
+"""The calls of a rank to others: every axis lists its collectives and messages in this form.
 
 The axes' lists: tensor.calls, context.calls, expert.calls, sharding.calls for data parallelism, and stages here. From a list
 follow bytes (counted) and seconds (network.seconds).

@@ -290,7 +290,7 @@ def _branch(task: _Task, order: _Order, degrees: Degrees, local: Local, more: di
 def _pipes(
     task: _Task, order: _Order, degrees: Degrees, local: Local, more: dict[str, object], model: pace.Both
 ) -> Iterator[_Node]:
-    """Yields sets of these plans with the same schedule."""
+    """Yields unopened sets of these plans, one for each schedule."""
     shape, _, _, seq, batch, tried, _ = task
     pp, m = degrees[1], batch // (degrees[0] * local.microbatch)
     order = order._replace(recompute=tried.get("recompute", RECOMPUTE).index(local.recompute))

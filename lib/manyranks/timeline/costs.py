@@ -1,4 +1,4 @@
-"""Costs: how long each instruction of a Program takes. `theory` has those of real clusters; Durations are given by hand."""
+"""Costs: how long each instruction of a Program takes. `theory` has real clusters'; Durations are given by hand."""
 
 import difflib
 from collections.abc import Hashable, Mapping
@@ -38,7 +38,7 @@ class Costs(Protocol):
 class Durations:
     """Costs for abstract schedules: times[work] seconds on every rank; latency + bytes / bandwidth for any transfer.
 
-    Each directed pair, and each group, has a channel of its own. Raises ValueError for work that `times` does not name.
+    Each directed pair, and each group, has its own channel. Raises ValueError for work that `times` does not name.
     """
 
     times: Mapping[Hashable, float]

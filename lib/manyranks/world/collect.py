@@ -22,8 +22,8 @@ _DRAINING = 1.0
 _ENDING, _BUSY = 1.0, 30.0  # seconds until it is known how a process ended that has hung up, on a busy machine, too
 _QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: what is quiet, and how long to wait in all for ranks that compute
 _LOOK = 0.5  # seconds between two looks at ranks that have not replied
-_AT_ONCE, _AGAIN_AFTER = 0.02, 10.0  # seconds in which idle ranks answer, and until a question is asked again
-_AGAIN = 0.3  # seconds in which a rank that is debugged may ask for its next line before another one gets its turn
+_AT_ONCE, _AGAIN_AFTER = 0.02, 10.0  # seconds for idle ranks to answer, and until a question is asked again
+_AGAIN = 0.3  # seconds that a rank that is debugged has to ask for its next line before another one gets its turn
 
 
 def collect(
@@ -59,7 +59,7 @@ def collect(
             outcome.deadlock = True
             break
     gathering.drain()
-    if not outcome.missing:  # the last one came in the moment in which it was late
+    if not outcome.missing:  # the last one came in the moment when it was late
         outcome.late = outcome.deadlock = False
     return clock.seconds()
 
@@ -110,7 +110,7 @@ class _Gathering:
     def drain(self) -> None:
         """Reads what the ranks had printed by the time they replied."""
         until = time.monotonic() + _DRAINING
-        while self.step(0) and time.monotonic() < until:  # a thread of theirs may print without end
+        while self.step(0) and time.monotonic() < until:  # one of their threads may print without end
             pass
 
     def settled(self) -> bool:

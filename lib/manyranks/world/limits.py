@@ -41,7 +41,7 @@ def checked_choice(name: str, value, allowed: tuple[str, ...]) -> str:
 
 
 def resolved_backend(backend: str, size: int) -> str:
-    """ "gloo" or "nccl". "auto" takes NCCL where every rank can have a GPU of its own.
+    """|"gloo" or "nccl". "auto" takes NCCL where there is a GPU for every rank.
 
     Raises ValueError where NCCL is asked for and there are too few GPUs.
     """
@@ -111,7 +111,7 @@ def check_place() -> None:
     """Raises RuntimeError where no world can be: inside a rank, or on Windows."""
     if os.environ.get("MANYRANKS_RANK"):
         raise RuntimeError(
-            f"this code runs on rank {os.environ['MANYRANKS_RANK']} of a world, and a rank cannot start a world of its own; "
+            f"this code runs on rank {os.environ['MANYRANKS_RANK']} of a world, and a rank cannot start another world; "
             "call World in the notebook, and torch.distributed inside the function that you run"
         )
     if sys.platform == "win32":

@@ -242,7 +242,7 @@ class World:
             self._drop_team()
             raise RankDied(f"rank {rank} {diagnose.cause(code)}. That was after the last run{lost}", rank, code)
         if self._team is None:
-            self._drop_team()  # of which debug may have looked at what was left
+            self._drop_team()  # debug may have looked at what was left of it
             self._team = self._new_team()
             self._holder[:] = [self._team]
         self._went_wrong = None
@@ -336,7 +336,7 @@ def newest() -> World:
 
 
 def _warn(message: str) -> None:
-    """A warning that points at the reader's line, past those of this file."""
+    """A warning that points at the reader's line, past this file's lines."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame, level = frame.f_back, level + 1

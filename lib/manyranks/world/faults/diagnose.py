@@ -35,7 +35,7 @@ def failure_report(rank: int, outcome: Outcome) -> str:
 
 
 def _hint(failure: Failure) -> str:
-    """Says what a reader may not know: the notebook's variables are not those of %%ranks cells."""
+    """Says what a reader may not know: %%ranks cells don't see the notebook's variables."""
     missing = re.match(r"NameError: name '(\w+)' is not defined", failure.rendered)
     if failure.rendered.startswith("EOFError: EOF when reading a line"):
         return "nobody can type on a rank: call input() in the notebook, and send what it returns with world.set(name=...)"

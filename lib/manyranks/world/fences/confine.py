@@ -1,9 +1,10 @@
 """The kernel's own fences around a rank that runs strangers' code, put up before any of that code runs.
 
-On Linux it reads Python and its packages only, writes into one folder, starts no process, signals none outside, changes no
-file's owner, rights or times, makes no UNIX socket, and has a limit on memory and on the size of files: Landlock, seccomp and
-rlimits. Its network is a loopback of its own, where the system gives one to the process that forks the ranks. On macOS the
-limits alone hold. What holds nowhere: it can ask whether a file exists, and read the library's own source.
+On Linux it reads Python and its packages only, writes into one folder, starts no process, signals none outside, changes
+no file's owner, rights or times, makes no UNIX socket, and has a limit on memory and on the size of files: Landlock,
+seccomp and rlimits. Its network is a private loopback, where the system gives one to the process that forks the ranks.
+On macOS the limits alone hold. Nothing on either keeps it from asking whether a file exists, or from reading the
+library's own source.
 Sources: Linux, Documentation/userspace-api/landlock.rst and seccomp_filter.rst; include/uapi/linux/landlock.h.
 """
 
@@ -95,7 +96,7 @@ def confine(how: Confined, size: int = 1) -> None:
     Raises OSError where the system has the fences and refuses to put them up.
     """
     limit(how.file, how.memory)
-    os.environ |= {"HOME": how.scratch, "TMPDIR": how.scratch}  # where matplotlib and others keep files of their own
+    os.environ |= {"HOME": how.scratch, "TMPDIR": how.scratch}  # where matplotlib and others keep their files
     tempfile.tempdir = how.scratch  # to find it, tempfile would remove a file
     limits = [(resource.RLIMIT_NOFILE, _OPEN), (resource.RLIMIT_MEMLOCK, 0)]
     if own_users:  # else the threads of all that the teacher runs would count
@@ -130,7 +131,7 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def leave_the_network() -> bool:
-    """Gives this process, which has one thread, and all that it forks a loopback of their own. Returns whether it could."""
+    """Gives this process, which has one thread, and all that it forks a private loopback. Returns whether it could."""
     global own_network, own_users
     if sys.platform != "linux":
         return False
@@ -152,7 +153,7 @@ def leave_the_network() -> bool:
 
 @cache
 def _has_namespaces() -> bool:
-    """Returns whether it can leave the network, tried in a process of its own."""
+    """Returns whether a process can leave the network. A new one tries it."""
     if (pid := os.fork()) == 0:
         try:
             os._exit(0 if leave_the_network() else 1)
@@ -185,7 +186,7 @@ def _kept(name: str) -> int:
 
 
 def readable() -> list[str]:
-    """Files and folders that ranks may read: the system's, Python's, and those of the packages that they need."""
+    """Files and folders that ranks may read: the system's, Python's, and the packages that they need."""
     import numpy
     import torch
 
@@ -244,7 +245,7 @@ def _fence_processes(libc) -> None:
         steps += _calls(look[name], *_one_of(0, own, _ALLOW, _REFUSE))
     for number, place in ((look[name], place) for name, place in (("open", 1), ("openat", 2)) if name in look):
         flags, refuse = (_LOAD, 0, 0, 16 + 8 * place), (_RETURN, 0, 0, _REFUSE)
-        neither = [flags, (_AND, 0, 0, _NEITHER), (_EQUAL, 0, 1, _NEITHER), refuse]  # of which Landlock asks for no right
+        neither = [flags, (_AND, 0, 0, _NEITHER), (_EQUAL, 0, 1, _NEITHER), refuse]  # Landlock asks no right for these
         emptied = [flags, (_AND, 0, 0, _EMPTIED | 3), (_EQUAL, 0, 1, _EMPTIED), refuse]
         steps += _calls(number, *neither, *emptied, *_bits(place, _NAMELESS, _REFUSE, _ALLOW))
     steps += _calls(look["mmap"], *_bits(3, _SHARED, _REFUSE, _ALLOW))
@@ -266,7 +267,7 @@ def _fence_processes(libc) -> None:
 
 
 def _calls(number: int, *steps: tuple) -> list[tuple]:
-    """These steps, the last of which returns, for the system call of this number."""
+    """These steps for the system call of this number. The last one returns."""
     return [(_EQUAL, 0, len(steps), number), *steps]
 
 

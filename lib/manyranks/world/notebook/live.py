@@ -87,7 +87,7 @@ class Nothing:
 
 
 class Live(Nothing):
-    """Shows each rank in a cell of its own: in a notebook."""
+    """Shows each rank in its own cell, in a notebook."""
 
     def __init__(self, outcome: Outcome, output: Output):
         super().__init__(outcome, output)

@@ -1,8 +1,8 @@
 """A process that has imported torch once and forks each rank, so that 8 ranks are ready in 0.1 s and not in 8 s.
 
-It is our own and not multiprocessing's for three reasons: it has a session of its own, so that an interrupt of the notebook
-never reaches a rank; it does not import the reader's main module again; and when the notebook's process ends, however it
-ends, it kills every rank, also one that is stuck in C++.
+It is our own and not multiprocessing's for three reasons: it runs in a separate session, so that an interrupt of the
+notebook never reaches a rank; it does not import the reader's main module again; and when the notebook's process ends,
+however it ends, it kills every rank, also one that is stuck in C++.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ _ONCE = (
 
 
 def serve(fd: int, folder: str, strangers: bool = False, scratch: str = "") -> None:
-    """Imports what ranks need, then forks one a request until the notebook's process is gone. Never returns.
+    """Imports what ranks need, then forks one per request until the notebook's process is gone. Never returns.
 
-    fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end; strangers: whether
-    the ranks run their code, with a network of their own; scratch: the folder to write into, where this is a sandbox.
+    fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end; strangers:
+    whether the ranks run their code, on a private network; scratch: the folder to write into, where this is a sandbox.
     """
     confine.own_network = bool(scratch)
     if strangers:
@@ -161,7 +161,7 @@ def _kill(ranks: dict[int, int]) -> None:
 
 
 def _become_rank(channels: dict[str, int], foreign: tuple[int, ...], recorder) -> None:
-    """Turns the child into a rank: a session of its own, its own standard streams, then the rank's loop. Never returns."""
+    """Turns the child into a rank: its own session and standard streams, then the rank's loop. Never returns."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)

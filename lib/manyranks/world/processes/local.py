@@ -22,11 +22,11 @@ from manyranks.world.processes import forkserver
 from manyranks.world.processes.patience import Patience
 from manyranks.world.rank import messages, plain, watch
 
-_WHOLE = 8.0  # seconds in which a confined rank must have sent the whole of a message that it has begun
+_WHOLE = 8.0  # seconds for a confined rank to send the whole of a message that it has begun
 _TICK, _SMALL = 0.05, 1 << 20  # seconds, and bytes, of an answer to "where are you?"
 _STANDING_STILL = 60.0  # seconds that the import of torch may do nothing; while it gets on, it may take any time
 IDLE = 600.0  # seconds that the forkserver stays without a world
-_REST = 0.05  # seconds in which faulthandler writes all its lines after the first
+_REST = 0.05  # seconds that faulthandler takes to write all its lines after the first
 _CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel of the operating system says them
 _START = "import sys; sys.path[:] = {!r}; from manyranks.world.processes.forkserver import serve; serve({}, {!r}, {!r}, {!r})"
 strangers = False  # whether ranks run code that nobody here has written: see use()
@@ -74,7 +74,7 @@ class RankProcess:
         return self.exit_code
 
     def introduced(self) -> None:
-        """Reads its first message, of which it learns the process's number: in a sandbox it is another one there than here."""
+        """Reads its first message, for the process's number: inside a sandbox it is another one than outside."""
         if self.sandboxed:
             _, ((_, _, credentials),), *_ = self.command.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_PEEK)
         (pid,) = messages.receive(self.command)
@@ -257,7 +257,7 @@ class Forkserver:
         return process
 
     def kill_all(self) -> None:
-        """Kills every rank that it has forked, also those of a process that is gone."""
+        """Kills every rank that it has forked, even if the process that asked for them is gone."""
         with contextlib.suppress(OSError):
             self._socket.send(forkserver.KILL)
 
@@ -269,7 +269,7 @@ class Forkserver:
                 pass
 
     def renew_network(self) -> None:
-        """Ranks that are forked from now on have a loopback of their own again: nothing of those before is left in it."""
+        """Gives ranks that are forked from now on a new loopback: nothing of earlier ranks is left in it."""
         with contextlib.suppress(OSError):
             self._socket.send(forkserver.NETWORK)
 
@@ -395,7 +395,7 @@ def use(server: Forkserver) -> None:
 
 
 def the_forkserver(hold: bool = False, confined: bool = False) -> Forkserver:
-    """The kernel's one forkserver, started if there is none that lives; another one for code of strangers.
+    """The kernel's one forkserver, started unless one lives; another one for code of strangers.
 
     hold: it stays until it's released; without, it ends after a while
     confined: for confined ranks, which leave its network: no other rank may share it

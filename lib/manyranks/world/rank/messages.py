@@ -23,7 +23,7 @@ import numpy as np
 Frame = bytes | np.ndarray | pickle.PickleBuffer
 
 _FRAMES = 64  # of a message of strangers
-_LATER = 1.0  # seconds after a message's time in which what is there is still read, by one that had no processor
+_LATER = 1.0  # seconds more for a message in time: what is there by then is still read, by one that had no processor
 _COUNT = struct.Struct("<I")
 EXACTLY = _COUNT.size
 _IPYTHON = "IPython.core.interactiveshell"  # a notebook's open() is a function of this module
@@ -54,7 +54,7 @@ def _open(*args, **kwargs):
 
 
 def _is_special_module(value) -> bool:
-    """An imported module of a class of its own, as torch.distributed.config: cloudpickle takes it for any other object.
+    """An imported module of a special class, as torch.distributed.config: cloudpickle takes it for any other object.
 
     It also sends modules that a function does not use, but whose names look like something in it, such as `config`.
     """
@@ -123,7 +123,7 @@ def receive(
 
 
 class Stream:
-    """A socket from which more may be read than one message has: the rest stays for the next one."""
+    """A socket whose reads may bring more than one message: the rest stays for the next one."""
 
     def __init__(self, sock: socket.socket):
         self._sock, self.rest = sock, b""
@@ -146,7 +146,7 @@ class Stream:
 class _Punctual:
     """A socket whose reads all end by one moment, however few bytes come at a time.
 
-    Whoever reads may have had no processor until then: what is there by that moment is still read.
+    The reader may have had no processor until then: bytes that are there by that moment are still read.
     """
 
     def __init__(self, sock: socket.socket, seconds: float):
