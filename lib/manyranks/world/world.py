@@ -33,7 +33,13 @@ _AFTER_INTERRUPT = 0.4  # seconds that ranks have to come back before they are r
 
 
 class Each(tuple):
-    """A positional argument of World.run or measure of which each rank gets its own part alone, rank 0 the first."""
+    """An argument of World.run or measure, positional or a keyword's: each rank gets its own part alone, rank 0 the first."""
+
+    def part(self, rank: int, size: int):
+        """The part of one rank. Raises ValueError where there is not one for each of `size` ranks."""
+        if len(self) != size:
+            raise ValueError(f"Each(…) with {len(self)} parts, but {size} ranks run: give one part for each rank")
+        return self[rank]
 
 
 class World:
@@ -357,10 +363,18 @@ def _end(holder: list[Team], servers: list) -> None:
 def _packed_for(ranks, task: tuple) -> dict[int, list]:
     """Rank -> frames, the same for all where no argument is Each."""
     fn, args, kwargs, wanted = task
-    if not any(isinstance(one, Each) for one in args):
+    if not any(isinstance(one, Each) for one in (*args, *kwargs.values())):
         return dict.fromkeys(ranks, _packed(task))
-    own = {rank: tuple(one[rank] if isinstance(one, Each) else one for one in args) for rank in ranks}
-    return {rank: _packed((fn, its, kwargs, wanted)) for rank, its in own.items()}
+
+    def own(value, rank: int):
+        return value.part(rank, len(ranks)) if isinstance(value, Each) else value
+
+    frames = {}
+    for rank in ranks:
+        its_args = tuple(own(value, rank) for value in args)
+        its_kwargs = {name: own(value, rank) for name, value in kwargs.items()}
+        frames[rank] = _packed((fn, its_args, its_kwargs, wanted))
+    return frames
 
 
 def _packed(task: tuple) -> list:
