@@ -18,12 +18,12 @@ from manyranks.world.errors import RankDied, RankFailed, RankHung, RunInterrupte
 from manyranks.world.faults import diagnose
 from manyranks.world.faults.outcome import Outcome
 from manyranks.world.fences.confine import Confined
-from manyranks.world.notebook.live import live
+from manyranks.world.notebook.live import show_live
 from manyranks.world.notebook.output import Output
 from manyranks.world.notebook.prompt import Prompt
 from manyranks.world.processes.team import Team, server_of
 from manyranks.world.rank import debugger, messages, plain, tasks, watch
-from manyranks.world.rank.recording import wanted
+from manyranks.world.rank.recording import checked_counts
 
 _open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
 _LOST = "\n\nThe variables of %%ranks cells are gone: the next run starts fresh ranks."
@@ -45,10 +45,12 @@ class Each(tuple):
 class World:
     """`size` processes in one torch.distributed group; gloo on the CPU, NCCL where every rank can have a GPU.
 
-    backend: "auto", "gloo" or "nccl"; timeout: seconds one run may take (None: no limit; on gloo a deadlock is found in 3 s
-    without it); engine: "local", or "ray": ranks on the nodes of the Ray cluster that ray.init() has connected to, one a CPU;
-    confined: what ranks may do that run code of strangers. A context manager. Raises ValueError for what cannot be, before any
-    process starts.
+    backend: "auto", "gloo" or "nccl"
+    timeout: seconds one run may take (None: no limit; gloo's deadlocks are found in 3 s without it, but NCCL's hangs never)
+    engine: "local", or "ray": ranks on the nodes of the Ray cluster that ray.init() has connected to, one a CPU
+    confined: what ranks may do that run code of strangers
+
+    A context manager. Raises ValueError for what cannot be, before any process starts.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class World:
         limits.check_place()
         self.size = limits.checked_size(size)
         self.timeout = limits.checked_timeout(timeout)
-        self.patience, self.took = 1.0, 0.0  # of a run: times its timeout on a busy machine, and seconds (see collect)
+        self.patience = 1.0  # how many times its timeout a run may last while other programs have the processors
+        self.took = 0.0  # seconds of the last run, without those in which other programs had them
         self._engine = limits.resolved_engine(engine, backend, confined)
         self.backend = "gloo" if engine == "ray" else limits.resolved_backend(backend, size)
         if engine == "local":
@@ -81,7 +84,8 @@ class World:
     def run(self, fn, /, *args, **kwargs) -> list:
         """Calls fn(*args, **kwargs) on every rank; returns the results, rank 0's first. Tensors come back on the CPU.
 
-        Raises RankFailed, RankDied or RankHung; the next run works after any of them.
+        Raises RankFailed, RankDied or RankHung, and RunInterrupted when it's stopped; the next run works after any of them.
+        Raises ValueError for what can't be sent to ranks.
         """
         return self._results(self._run(range(self.size), fn, args, kwargs))
 
@@ -92,7 +96,7 @@ class World:
         profile: also measures where each rank's time went
         Raises ValueError for profile together with one of the others.
         """
-        return self._measure(range(self.size), fn, args, kwargs, wanted(flops=flops, memory=memory, profile=profile))
+        return self._measure(range(self.size), fn, args, kwargs, checked_counts(flops, memory, profile))
 
     def get(self, name: str) -> list:
         """The value of a variable of the %%ranks cells on each rank."""
@@ -117,9 +121,9 @@ class World:
         seen = team.look((0,), watch.NAMES + begun.encode())[0] if team is not None and not self._closed else None
         return [] if seen is None else seen.names
 
-    def measure_cell(self, source: str, name: str, ranks=None, counts: frozenset[str] = frozenset()) -> Measurement:
-        """Runs a cell as run_cell does, and measures it; counts: names of measure's options."""
-        return self._measure(self.checked_ranks(ranks), tasks.run_cell, (source, name), {}, counts)
+    def measure_cell(self, source: str, name: str, ranks=None, **counts: bool) -> Measurement:
+        """Runs a cell as run_cell does, and measures it; counts: measure's flops, memory and profile."""
+        return self._measure(self.checked_ranks(ranks), tasks.run_cell, (source, name), {}, checked_counts(**counts))
 
     def debug(self, rank: int | None = None) -> None:
         """Opens Python's debugger on a rank, where the last run raised or hung: frames and variables of that moment.
@@ -144,7 +148,7 @@ class World:
                     team.processes[rank].ask(_packed((debugger.after, (), {}, None)), self.timeout)
             answer = Prompt(team, alone, output, over=True).answer
             try:
-                collect.collect(team, alone, output, None, watched=False, answer=answer)
+                collect.collect(team, alone, output, None, watched=False, answer_debugger=answer)
             except BaseException:
                 collect.collect(team, alone, output, _AFTER_INTERRUPT, watched=False)  # its reply to what was left
                 raise
@@ -207,18 +211,18 @@ class World:
         recordings = {rank: outcome.replies[rank][0].recording for rank in outcome.ranks}
         return measurement(self._results(outcome), recordings)
 
-    def _run(self, ranks, fn, args, kwargs, wanted: frozenset | None = None) -> Outcome:
+    def _run(self, ranks, fn, args, kwargs, counts: frozenset | None = None) -> Outcome:
         if self._closed:
             raise WorldError("this world is closed; make a new one: mr.World(...)")
         if not callable(fn):
             raise ValueError(f"run({fn!r}): the first argument must be a function; its arguments follow it")
-        frames = _packed_for(ranks, (fn, args, kwargs, wanted))
+        frames = _packed_for(ranks, (fn, args, kwargs, counts))
         with self._lock:
             team = self._ready_team()
             team.warn_where_stale(fn)
             team.kept |= fn in (tasks.run_cell, tasks.time_cell, tasks.set_variables)
             output, outcome = Output(time.monotonic()), Outcome(tuple(ranks))
-            with live(outcome, output) as shown:
+            with show_live(outcome, output) as shown:
                 try:
                     self._ask(team, outcome, frames, output, shown.step)
                     output.show_rest()
@@ -230,16 +234,17 @@ class World:
                 self._judge(outcome, team)
         return outcome
 
-    def _ask(self, team: Team, outcome: Outcome, frames: dict[int, list], output: Output, step: Callable) -> None:
+    def _ask(self, team: Team, outcome: Outcome, frames: dict[int, list], output: Output, show_progress: Callable) -> None:
         try:
             for rank in outcome.ranks:
                 with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
                     team.processes[rank].ask(frames[rank], self.timeout)
         except TimeoutError:
             outcome.late = True
-        answer = Prompt(team, outcome, output).answer
-        watched = self.backend == "gloo"
-        self.took = collect.collect(team, outcome, output, self.timeout, watched, step, answer, self.patience)
+        prompt, watched = Prompt(team, outcome, output), self.backend == "gloo"
+        self.took = collect.collect(
+            team, outcome, output, self.timeout, watched, show_progress, prompt.answer, patience=self.patience
+        )
 
     def _ready_team(self) -> Team:
         if self._team is not None and (dead := self._team.dead()):
@@ -362,7 +367,7 @@ def _end(holder: list[Team], servers: list) -> None:
 
 def _packed_for(ranks, task: tuple) -> dict[int, list]:
     """Rank -> frames, the same for all where no argument is Each."""
-    fn, args, kwargs, wanted = task
+    fn, args, kwargs, counts = task
     if not any(isinstance(one, Each) for one in (*args, *kwargs.values())):
         return dict.fromkeys(ranks, _packed(task))
 
@@ -373,7 +378,7 @@ def _packed_for(ranks, task: tuple) -> dict[int, list]:
     for rank in ranks:
         its_args = tuple(own(value, rank) for value in args)
         its_kwargs = {name: own(value, rank) for name, value in kwargs.items()}
-        frames[rank] = _packed((fn, its_args, its_kwargs, wanted))
+        frames[rank] = _packed((fn, its_args, its_kwargs, counts))
     return frames
 
 

@@ -1,4 +1,4 @@
-"""The kernel's own fences around a rank that runs strangers' code, put up before any of that code runs.
+"""The operating system's own fences around a rank that runs strangers' code, put up before any of that code runs.
 
 On Linux it reads Python and its packages only, writes into one folder, starts no process, signals none outside, changes no
 file's owner, rights or times, makes no UNIX socket, and has a limit on memory and on the size of files: Landlock, seccomp and
@@ -56,7 +56,7 @@ _ASKED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x8910, 0x8912, 0x8913
 # What sockets may be told, by level: addresses used again, keepalive, lingering, times to wait; no delay, keepalive's numbers;
 # IPv6 only. Not the size of their buffers, nor what to drop: with such a socket, memory outlives the process.
 _TOLD = {1: (2, 9, 13, 15, 20, 21, 66, 67), 6: (1, 4, 5, 6), 41: (26,)}
-_IPV4, _IPV6, _NETLINK = 2, 10, 16  # sockets; by the last, the kernel's own, gloo finds its interface
+_IPV4, _IPV6, _NETLINK = 2, 10, 16  # sockets; by the last, Linux's own, gloo finds its interface
 _NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 0x41  # of an interface
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
@@ -74,7 +74,7 @@ class Confined:
     """The limits of a rank that runs strangers' code.
 
     scratch: the folder that may be written to
-    seen: the same folder, as the kernel sees it
+    seen: the same folder, as the notebook sees it
     memory: bytes that a rank may have beside what it has at the start
     file: bytes of the largest file
     readable: more folders that may be read

@@ -58,7 +58,7 @@ class Team:
                     still = f"no process has made progress for {_STANDING_STILL:.0f} s"
                     raise NotStarted(f"rank {process.rank} isn't ready, and {still}:\n{_last_words(process)}")
             try:
-                process.introduced()
+                process.read_pid()
             except (EOFError, OSError, ValueError):
                 raise NotStarted(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
             for what in ("command", "status", "stdout", "stderr"):
