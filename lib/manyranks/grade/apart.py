@@ -372,7 +372,7 @@ def _live(read: Callable[[], NotebookNode], ranks: Confined, seed: int, above: s
         local.use(server)
         threading.Thread(target=_look_at_the_disk, args=(ranks.seen, server), daemon=True).start()
         trial.confined, trial.budget = ranks, trial.Budget(_SUBMISSION)
-        cells.only_remembered = True
+        cells.open_no_files()
         _Court(above, seed).judge(read)
     finally:
         os._exit(1)

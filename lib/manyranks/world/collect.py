@@ -223,7 +223,12 @@ class _Looks:
         return len(self._heard) == len(ranks)
 
 
-def agree(outcome: Outcome) -> bool:
+def usable(team: Team, outcome: Outcome) -> bool:
+    """Returns whether the next run can use the same ranks."""
+    return not outcome.missing and not outcome.deaths and not team.torn and _agree(outcome)
+
+
+def _agree(outcome: Outcome) -> bool:
     """Returns whether the group is as good as new: every collective issued by all of its ranks, every message received."""
     replies = {rank: reply for rank, (reply, _) in outcome.replies.items()}
     if any(reply.broken for reply in replies.values()):

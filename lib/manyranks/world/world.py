@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable
 
 from manyranks import progress_bar
-from manyranks.measure.divergence import first_divergence
 from manyranks.world import collect, limits
 from manyranks.world.counted.measurement import Measurement, measurement
 from manyranks.world.errors import RankDied, RankFailed, RankHung, RunInterrupted, WorldError
@@ -21,7 +20,7 @@ from manyranks.world.fences.confine import Confined
 from manyranks.world.notebook.live import show_live
 from manyranks.world.notebook.output import Output
 from manyranks.world.notebook.prompt import Prompt
-from manyranks.world.processes.team import Team, server_of
+from manyranks.world.processes.team import Server, Team, server_of
 from manyranks.world.rank import debugger, messages, plain, tasks, watch
 from manyranks.world.rank.recording import checked_counts
 
@@ -74,7 +73,7 @@ class World:
         self._closed = False
         self._confined = confined
         self._unpack: Callable = plain.unpack if confined else messages.unpack
-        self._servers: list = []  # what forks ranks: one, once there was need of it
+        self._servers: list[Server] = []  # what forks ranks: one, once there was need of it
         self._team: Team | None = self._new_team()
         self._went_wrong: tuple[Team, Outcome, int] | None = None  # what debug looks at, and the rank it begins with
         self._holder = [self._team]  # what the finalizer closes: the present team, not the first
@@ -155,7 +154,7 @@ class World:
             output.show_rest()
             if self._closed:
                 raise WorldError("the world was closed while a rank was in the debugger")
-            if error := _error(alone, team, None, self._unpack):
+            if error := diagnose.error_of(alone, team, None):
                 if isinstance(error, RankDied):
                     self._drop_team()
                 raise error
@@ -212,6 +211,10 @@ class World:
         return measurement(self._results(outcome), recordings)
 
     def _run(self, ranks, fn, args, kwargs, counts: frozenset | None = None) -> Outcome:
+        """Sends these ranks the task, waits until they have replied, and judges what came of it.
+
+        counts: what to measure; None: nothing
+        """
         if self._closed:
             raise WorldError("this world is closed; make a new one: mr.World(...)")
         if not callable(fn):
@@ -292,7 +295,7 @@ class World:
             if not team.torn:
                 team.interrupt(outcome.missing)
                 collect.collect(team, outcome, output, _AFTER_INTERRUPT, watched=False)
-                usable = _usable(outcome, team)
+                usable = collect.usable(team, outcome)
                 output.show_rest()
         finally:
             if not usable:
@@ -304,12 +307,12 @@ class World:
         """Raises or warns as the outcome calls for, and lets go of ranks that cannot be used again."""
         if self._closed:
             raise WorldError("the world was closed while a run was under way")
-        usable = _usable(outcome, team)
+        usable = collect.usable(team, outcome)
         lost = _LOST if team.kept and not usable else ""
         try:
             if outcome.missing:
                 collect.explain(team, outcome)
-            error = _error(outcome, team, self.timeout, self._unpack)
+            error = diagnose.error_of(outcome, team, self.timeout)
             if isinstance(error, RankFailed | RankHung) and not self._confined and not _left(error):
                 self._went_wrong = team, outcome, [*outcome.failed, *outcome.missing][0]
         finally:
@@ -321,8 +324,7 @@ class World:
             hint = _DEBUG if self._went_wrong and progress_bar.notebook() else ""
             error.args = (error.args[0] + hint + lost,)
             raise error
-        diverging = first_divergence(diagnose.recent_calls(outcome))
-        if diverging:
+        if diverging := diagnose.divergence(outcome):
             _warn(f"the ranks' calls diverge: {diverging}.{lost}")
         elif not usable:
             _warn(f"a message was sent that nobody received, or the group was destroyed; the next run has fresh ranks.{lost}")
@@ -359,7 +361,7 @@ def _close_team(holder: list[Team]) -> None:
         holder.pop().close()
 
 
-def _end(holder: list[Team], servers: list) -> None:
+def _end(holder: list[Team], servers: list[Server]) -> None:
     _close_team(holder)
     while servers:
         servers.pop().release()
@@ -393,29 +395,6 @@ def _packed(task: tuple) -> list:
         ) from None
 
 
-def _error(outcome: Outcome, team: Team, timeout: float | None, unpack: Callable) -> WorldError | None:
-    if outcome.deaths:
-        rank = next(iter(outcome.deaths))  # the first that was noticed: others may have died of it
-        report = diagnose.death_report(rank, outcome, team.processes[rank].fault_lines())
-        return RankDied(report, rank, outcome.deaths[rank])
-    if outcome.failed:
-        rank = outcome.failed[0]
-        failure = outcome.replies[rank][0].failure
-        report, trace = diagnose.failure_report(rank, outcome), diagnose.traceback_text(failure)
-        exception = None if unpack is plain.unpack else _exception(failure.pickled)
-        return RankFailed(report, rank, exception, trace, failure.kind, failure.said)
-    if outcome.deadlock or outcome.late:
-        return RankHung(diagnose.hang_report(outcome, timeout), diagnose.states_of(outcome))
-    return None
-
-
-def _exception(pickled: bytes | None) -> BaseException | None:
-    try:
-        return messages.unpack([pickled]) if pickled else None
-    except Exception:  # its class asks for other arguments than it keeps
-        return None
-
-
 def _read(rank: int, frames: list, unpack: Callable):
     try:
         return unpack(frames)
@@ -426,8 +405,3 @@ def _read(rank: int, frames: list, unpack: Callable):
 def _left(error: WorldError) -> bool:
     """Returns whether the reader has ended the run, with q in a debugger."""
     return isinstance(error, RankFailed) and error.kind == debugger.Left.__name__
-
-
-def _usable(outcome: Outcome, team: Team) -> bool:
-    """Returns whether the next run can use the same ranks."""
-    return not outcome.missing and not outcome.deaths and not team.torn and collect.agree(outcome)

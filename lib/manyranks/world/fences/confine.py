@@ -66,7 +66,7 @@ _ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050000 | 38  # EPERM; EN
 _LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 
 
-own_network = own_users = False  # whether this process has a network, and a user's processes, that no other program has
+own_users = False  # whether this process has a user's processes that no other program has
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
 
 def leave_the_network() -> bool:
     """Gives this process, which has one thread, and all that it forks a loopback of their own. Returns whether it could."""
-    global own_network, own_users
+    global own_users
     if sys.platform != "linux":
         return False
     libc, user, group = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
@@ -143,7 +143,6 @@ def leave_the_network() -> bool:
             for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
                 with open(f"/proc/self/{file}", "w") as opened:
                     opened.write(text)
-    own_network = True
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
         return True

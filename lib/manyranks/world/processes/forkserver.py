@@ -29,6 +29,7 @@ _ONCE = (
     "torch._dynamo",  # and so would DDP, fully_shard and every dispatch mode: a second a rank
     "torch.distributed.checkpoint",  # and the trainer: a tenth of a second a rank
 )
+_own_network = False  # whether this process has a network that no other program has
 
 
 def serve(fd: int, folder: str, strangers: bool = False, scratch: str = "") -> None:
@@ -37,9 +38,8 @@ def serve(fd: int, folder: str, strangers: bool = False, scratch: str = "") -> N
     fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end; strangers: whether
     the ranks run their code, with a network of their own; scratch: the folder to write into, where this is a sandbox.
     """
-    confine.own_network = bool(scratch)
-    if strangers:
-        confine.leave_the_network()
+    global _own_network
+    _own_network = (strangers and confine.leave_the_network()) or bool(scratch)
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wake, woken = _wake_on_children()
@@ -132,7 +132,7 @@ def _answer(notebook: socket.socket, ranks: dict[int, int], mine: tuple[int, int
 
 def _loopback() -> int:
     """Bytes that the loopback of this process's own network has carried so far; UNKNOWN where it has none, or nobody says."""
-    if not confine.own_network:
+    if not _own_network:
         return UNKNOWN
     with contextlib.suppress(OSError), open("/proc/net/dev") as lines:
         return next((int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:")), UNKNOWN)

@@ -84,7 +84,7 @@ def serve_notebook(recorder: Recorder, command: int, control: int, faults: int) 
     faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=False)
     die_with_the_parent()
-    setup = Setup(**messages.unpack(messages.receive(notebook)))
+    setup = messages.unpack(messages.receive(notebook))
     if setup.confined:
         confine(setup.confined, setup.size)
     if setup.clock is not None:
@@ -178,7 +178,10 @@ def _perform(task: list, recorder: Recorder, running: threading.Event, pack: Cal
         task.clear()  # what the function lets go of is nowhere else
         if function is not debugger.after:
             debugger.keep(None)
-        value, reply.recording = record(recorder, counts, function, args, kwargs)
+        if counts is None:
+            value = function(*args, **kwargs)
+        else:
+            value, reply.recording = record(recorder, counts, function, args, kwargs)
         shown.flush_figures()
         result = _packed(value, pack)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the reader's code end the run, not the rank

@@ -32,10 +32,8 @@ def checked_counts(flops: bool = False, memory: bool = False, profile: bool = Fa
     return frozenset(name for name, on in (("flops", flops), ("memory", memory), ("profile", profile)) if on)
 
 
-def record(recorder: Recorder, counts: frozenset | None, function, args: tuple, kwargs: dict):
-    """Calls the function. Returns its result, and its Recording, None where counts is None. counts: as of checked_counts()."""
-    if counts is None:
-        return function(*args, **kwargs), None
+def record(recorder: Recorder, counts: frozenset, function, args: tuple, kwargs: dict):
+    """Calls the function. Returns its result, and its Recording. counts: what checked_counts() returns."""
     with contextlib.ExitStack() as modes:
         peak = modes.enter_context(memory.PeakBytes()) if "memory" in counts else None
         counter = modes.enter_context(flops.WorkCounter()) if "flops" in counts else None
