@@ -142,7 +142,7 @@ def _segments(again: list[int], n: int) -> dict:
 
 _ROOM = 2 * 8 * model.ROWS * HIDDEN  # bytes: of operators that compute
 _CHECKPOINTS = (
-    "forward runs each layer once, in order. N layers are round(√N) segments, which differ by one at most, the longer ones "
+    "forward runs each layer once, in order. L layers are round(√L) segments, which differ by one at most, the longer ones "
     "first: each but the last is one call of checkpoint, and backward runs the one before the last again, then those before"
 )
 _INPUTS = "what is kept: the inputs of the segments before the last, and all that the last one's layers keep"

@@ -70,7 +70,7 @@ class Order:
                 return work.wait(_SECOND)
             except RuntimeError:
                 if work.is_completed():
-                    raise
+                    break  # it came just now, or failed: the wait below knows
             for rank in range(self._n):
                 if self._store.check([self._key(rank)]):
                     self._compare(rank)
