@@ -1,25 +1,23 @@
 """Floor 2: ranks from a notebook. `World` starts processes, runs functions on them and explains what went wrong.
 
-"The notebook" is also the process that has made the World. Here are the rooms; each takes only from those below it.
+"The notebook" is also the process that has made the World. These are the rooms; each imports from those below it only.
 
-magic       %%ranks, which runs a cell on the newest open world
-world       World, which a reader calls: sends a task to the ranks, waits, judges what came of it
+magic       runs a %%ranks cell on the newest open world
+world       is World: it sends a task to the ranks, waits for them, and judges what came of it
 collect     waits for the ranks' replies, and notices trouble at once
-notebook    a run as a notebook shows it: what ranks print (output), what each is doing (live), a debugger's line (prompt)
-strangers   runs of code that nobody here has written: what was handed in, and why a run did not end well
-faults      the proof that ranks would wait forever (deadlock), and the trouble in words (diagnose)
-counted     what `measure` returns
-processes   Team starts a world's ranks together and ends them together (team); on this machine the forkserver, which has
-            imported torch, forks each (forkserver, local); on a Ray cluster, one on each node does (ray_engine, ray_nodes)
-rank        a rank's life (process), and its second thread, which answers "where are you?" (watch); what it's told and
-            answers (messages, or plain: nothing but data), and what a %%ranks cell becomes there (tasks)
-fences      around ranks that run code of strangers
-cells       "cell 12, line 4", and the line itself
-limits      what a World may be asked for
-errors      what it raises
+notebook    shows a run: what ranks print (output), what each is doing (live), a rank's debugger (prompt)
+strangers   is for judges: reads what was handed in, and says why a run of it did not end well
+faults      proves that ranks would wait forever (deadlock), and puts any trouble into words (diagnose)
+counted     makes of the ranks' recordings what `measure` returns
+processes   starts and ends a world's ranks together (Team); forks them here (forkserver, local) or by Ray (ray_…)
+rank        is a rank's life (process), what reaches it (messages, tasks), and its answer to "where are you?" (watch)
+fences      stand around ranks that run code of strangers, which send nothing but data (rank.plain)
+cells       name a place in the notebook: "cell 12, line 4"
+limits      check what a World is asked for
+errors      are what a World raises
 
-A cell goes from `magic` through `World` to each process of its `Team`, and there from `rank.process` to `rank.tasks`. `collect`
-waits for the replies, and of what went wrong `faults.diagnose` makes the error that `World` raises.
+A cell goes from `magic` through `World` to each process of its `Team`, and there from `rank.process` to `rank.tasks`.
+`collect` waits for the replies; if something went wrong, `faults.diagnose` makes the error that `World` raises.
 """
 
 from manyranks import lazy
