@@ -371,7 +371,7 @@ def _live(read: Callable[[], NotebookNode], ranks: Confined, seed: int, above: s
         confine.limit(_FILE, _MEMORY)
         local.use(server)
         threading.Thread(target=_look_at_the_disk, args=(ranks.seen, server), daemon=True).start()
-        cells.only_remembered = True
+        cells.open_no_files()
         _Court(above, seed, Terms(ranks, _SUBMISSION)).judge(read)
     finally:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The kernel's own fences around a rank that runs strangers' code, put up before any of that code runs.
+"""The operating system's own fences around a rank that runs strangers' code, put up before any of that code runs.
 
 On Linux it reads Python and its packages only, writes into one folder, starts no process, signals none outside, changes
 no file's owner, rights or times, makes no UNIX socket, and has a limit on memory and on the size of files: Landlock,
@@ -57,7 +57,7 @@ _ASKED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x8910, 0x8912, 0x8913
 # What sockets may be told, by level: addresses used again, keepalive, lingering, times to wait; no delay, keepalive's numbers;
 # IPv6 only. Not the size of their buffers, nor what to drop: with such a socket, memory outlives the process.
 _TOLD = {1: (2, 9, 13, 15, 20, 21, 66, 67), 6: (1, 4, 5, 6), 41: (26,)}
-_IPV4, _IPV6, _NETLINK = 2, 10, 16  # sockets; by the last, the kernel's own, gloo finds its interface
+_IPV4, _IPV6, _NETLINK = 2, 10, 16  # sockets; by the last, Linux's own, gloo finds its interface
 _NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 0x41  # of an interface
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
@@ -67,7 +67,7 @@ _ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050000 | 38  # EPERM; EN
 _LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 
 
-own_network = own_users = False  # whether this process has a network, and a user's processes, that no other program has
+own_users = False  # whether this process has a user's processes that no other program has
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Confined:
     """The limits of a rank that runs strangers' code.
 
     scratch: the folder that may be written to
-    seen: the same folder, as the kernel sees it
+    seen: the same folder, as the notebook sees it
     memory: bytes that a rank may have beside what it has at the start
     file: bytes of the largest file
     readable: more folders that may be read
@@ -132,7 +132,7 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
 
 def leave_the_network() -> bool:
     """Gives this process, which has one thread, and all that it forks a private loopback. Returns whether it could."""
-    global own_network, own_users
+    global own_users
     if sys.platform != "linux":
         return False
     libc, user, group = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
@@ -144,7 +144,6 @@ def leave_the_network() -> bool:
             for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
                 with open(f"/proc/self/{file}", "w") as opened:
                     opened.write(text)
-    own_network = True
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
         return True

@@ -1,8 +1,8 @@
 """Objects over a socket: cloudpickle for functions and values, tensors' bytes beside the pickle and never through it.
 
-A message is a header of lengths, then frames. `pack` makes an object's: the pickle, then one a storage; `process` and `watch`
-put a kind before them, or a number behind. A received tensor stands directly on the frame it
-was read into, and tensors that share a storage still share it on the other side.
+A message is a header of lengths, then frames. `pack` makes an object's: the pickle, then one a storage; `process` puts a kind
+before them, and `watch` a number behind. A received tensor stands directly on the frame it was read into, and tensors that
+share a storage still share it on the other side.
 """
 
 import builtins
@@ -104,21 +104,21 @@ def receive(
     on which the other side waits for an answer before it sends more; EXACTLY is for the others. largest: bytes of a message; a
     larger one raises EOFError, too. seconds: that the whole message may take, TimeoutError afterwards.
     """
-    stream, sock = sock, sock if seconds is None else _Punctual(sock, seconds)
-    start = sock.recv(ahead)
-    (count,) = _COUNT.unpack_from(start := _at_least(sock, start, _COUNT.size))
+    source = sock if seconds is None else _Punctual(sock, seconds)
+    start = _at_least(source, source.recv(ahead), _COUNT.size)
+    (count,) = _COUNT.unpack_from(start)
     header = _COUNT.size + 8 * count
     _check_size(header, largest)
     if largest is not None and count > _FRAMES:
         raise EOFError(f"a message of {count:,} frames, where at most {_FRAMES} are read")
-    start = _at_least(sock, start, header)
+    start = _at_least(source, start, header)
     lengths, frames = struct.unpack_from(f"<{count}Q", start, _COUNT.size), []
     _check_size(sum(lengths), largest)
     for length in lengths:
-        frames.append(_frame(sock, start[header : header + length], length))
+        frames.append(_frame(source, start[header : header + length], length))
         header += length
-    if isinstance(stream, Stream):
-        stream.rest = start[header:]
+    if isinstance(sock, Stream):
+        sock.rest = start[header:]
     return frames
 
 
