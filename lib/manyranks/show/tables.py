@@ -12,7 +12,7 @@ class Table:
     Numbers get thousands separators.
     """
 
-    def __init__(self, header: Iterable[str], rows: Iterable[Iterable]):
+    def __init__(self, header: Iterable[str], rows: Iterable[Sequence]):
         self.header, self.rows = list(header), [[_text(cell) for cell in row] for row in rows]
 
     def __repr__(self) -> str:
