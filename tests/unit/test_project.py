@@ -101,6 +101,7 @@ def test_continuous_integration_runs_make_test():
     assert re.findall(r"^(?:make|python3) .*$", run.read_text(), re.MULTILINE) == [
         "python3 .ci/bare_install.py",
         "make pyodide",
+        "make types",
         "make test",
         "make labs",
     ]

@@ -148,9 +148,9 @@ class Recorder:
         """Returns whether the main thread waits for the end of this call, and nothing but the call's end ends that."""
         return call is self.waiting and self._endless and not self.broken
 
-    def settle(self, seconds: float = 0.1) -> None:
+    def settle(self) -> None:
         """Waits a moment for the ends of calls: other threads note them, a little after the caller could go on."""
-        deadline = time.perf_counter() + seconds
+        deadline = time.perf_counter() + 0.1
         while any(call.finished is None for call in self.calls) and time.perf_counter() < deadline:
             time.sleep(0.0005)
 

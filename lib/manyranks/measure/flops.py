@@ -122,7 +122,7 @@ def as_one_operator(function: Callable) -> Callable:
     return fused
 
 
-def tensors_in(tree) -> list[torch.Tensor]:
+def tensors_in(tree: object) -> list[torch.Tensor]:
     """Lists all tensors in lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 

@@ -85,8 +85,8 @@ class Part(NamedTuple):
         is so many times as large as in one process
     """
 
-    rows: Sequence[int] | None = None
-    tokens: Sequence[int] | None = None
+    rows: Sequence[int] | Tensor | None = None
+    tokens: Sequence[int] | Tensor | None = None
     cut: tuple[int, int] = (0, 1)
     averaged: int = 1
 
@@ -218,7 +218,7 @@ def _aligned(name: str, reference: Trace, other: Trace) -> tuple[Tensor, Tensor]
     return reference.calls[name][0], other.calls[name][0]
 
 
-def _picked(tensor: Tensor, dim: int, places: Sequence[int] | None) -> Tensor:
+def _picked(tensor: Tensor, dim: int, places: Sequence[int] | Tensor | None) -> Tensor:
     """Picks these places of the dim; all of them for None, and where there is no such dim."""
     return tensor if places is None or tensor.dim() < 2 else tensor.index_select(dim, torch.as_tensor(places))
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
@@ -45,7 +45,7 @@ class Profile(NamedTuple):
         return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
-def profiled(function: Callable, *args, **kwargs):
+def profiled(function: Callable, *args, **kwargs) -> tuple[Any, Profile]:
     """Calls the function once under torch.profiler, and returns its result and the Profile.
 
     Raises RuntimeError where a torch.profiler is on already, or the function starts one.

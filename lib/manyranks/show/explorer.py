@@ -55,8 +55,11 @@ _TIGHT = widgets.Layout(margin="1px 2px")
 class Plot(Protocol):
     """The plot that an explorer drives."""
 
-    figure: Figure
-    moving: Sequence[Artist]
+    @property
+    def figure(self) -> Figure: ...
+
+    @property
+    def moving(self) -> Sequence[Artist]: ...
 
     def update(self, **values) -> Said | str: ...
 

@@ -25,11 +25,11 @@ def sheet(wide: float, high: float) -> tuple[style.Figure, Axes]:
     return fig, axes
 
 
-def box(axes: Axes, corner: tuple, wide: float, high: float, look: int, text: str = "", size: float = 8, edge=0.8) -> None:
-    """A rectangle that looks like rank `look`, with a text on white. edge: points."""
+def box(axes: Axes, corner: tuple, wide: float, high: float, look: int, text: str = "", size: float = 8) -> None:
+    """A rectangle that looks like rank `look`, with a text on white."""
     colour, hatch = LOOKS[look % len(LOOKS)]
     axes.add_patch(Rectangle(corner, wide, high, facecolor=colour, hatch=hatch, **HATCH))
-    axes.add_patch(Rectangle(corner, wide, high, facecolor="none", edgecolor=style.INK, linewidth=edge))
+    axes.add_patch(Rectangle(corner, wide, high, facecolor="none", edgecolor=style.INK, linewidth=0.8))
     if text:
         look = {"ha": "center", "va": "center", "fontsize": min(size, 36 * min(wide, high)), "color": style.BLACK}
         axes.text(corner[0] + wide / 2, corner[1] + high / 2, text, bbox=style.PAPER, **look)

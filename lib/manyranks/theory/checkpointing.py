@@ -9,7 +9,7 @@ Forward's and backward's times may be in any unit, as seconds or FLOPs. Working 
 Source of the lectures' plans and of √N: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -191,7 +191,7 @@ def every_layer(n: int) -> list[Action]:
     return segments(n, n)
 
 
-def best_count(chain: Sequence[Layer], plan=segments) -> int:
+def best_count(chain: Sequence[Layer], plan: Callable[[int, int], list[Action]] = segments) -> int:
     """Returns how many segments make the peak of segments(), or of nearest(), smallest: the fewest if several do.
 
     With equal layers that's about √(N·saved ÷ output) for segments().

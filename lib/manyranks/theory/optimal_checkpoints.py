@@ -25,12 +25,12 @@ from manyranks.theory.checkpointing import BACKWARD, FORWARD, KEEP, STORE, Actio
 _NEVER = math.inf
 
 
-def optimal(chain: Sequence[Layer], budget: int, slots: int = 256, gradient: int = 0) -> list[Action]:
+def optimal(chain: Sequence[Layer], budget: int, slots: int = 256) -> list[Action]:
     """The fastest plan whose peak, as checkpointing.run counts it, is within the budget.
 
-    slots, gradient: as in Schedules. Raises ValueError for a budget that no plan fits.
+    slots: as in Schedules. Raises ValueError for a budget that no plan fits.
     """
-    return Schedules(chain, budget, slots, gradient).plan(budget)
+    return Schedules(chain, budget, slots).plan(budget)
 
 
 class Schedules:
@@ -148,10 +148,10 @@ class Schedules:
         return extra
 
 
-def strategies(chain: Sequence[Layer], slots: int = 1024) -> dict[str, list[Action]]:
+def strategies(chain: Sequence[Layer]) -> dict[str, list[Action]]:
     """Plans for the same chain, by name; the √N ones have as many segments, rounded.
 
-    The optimal one is within the peak of "√N, once", to slots of that. Raises ValueError for an empty chain.
+    The optimal one is within the peak of "√N, once", to 1,024 slots of that. Raises ValueError for an empty chain.
     """
     n = len(chain)
     root = max(1, round(math.sqrt(n)))
@@ -162,7 +162,7 @@ def strategies(chain: Sequence[Layer], slots: int = 1024) -> dict[str, list[Acti
         "√N, once": once,
         "√N, nearest": checkpointing.nearest(n, root),
         "from the input": checkpointing.from_input(n),
-        "optimal": optimal(chain, checkpointing.run(chain, once).peak, slots),
+        "optimal": optimal(chain, checkpointing.run(chain, once).peak, slots=1024),
     }
 
 

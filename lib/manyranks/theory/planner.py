@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from manyranks import progress_bar
 from manyranks.theory import bounds, checks, memory, pace, pipeline, step
@@ -70,6 +70,12 @@ class Ranking(Sequence[Found]):
     def __init__(self, task: "_Task"):
         self._task, self._steps, self._found = task, _fastest_first(_branches(task)), []
         self._find(1)
+
+    @overload
+    def __getitem__(self, index: int) -> Found: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Found]: ...
 
     def __getitem__(self, index: int | slice) -> Found | list[Found]:
         first, last = (index.start or 0, index.stop) if isinstance(index, slice) else (index, index + 1)

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from manyranks import progress_bar
 from manyranks.world import collect, limits
@@ -80,7 +80,7 @@ class World:
         weakref.finalize(self, _end, self._holder, self._servers)
         _open.append(weakref.ref(self))
 
-    def run(self, fn, /, *args, **kwargs) -> list:
+    def run(self, fn: Callable, /, *args, **kwargs) -> list:
         """Calls fn(*args, **kwargs) on every rank; returns the results, rank 0's first. Tensors come back on the CPU.
 
         Raises RankFailed, RankDied or RankHung, and RunInterrupted when it's stopped; the next run works after any of them.
@@ -88,7 +88,9 @@ class World:
         """
         return self._results(self._run(range(self.size), fn, args, kwargs))
 
-    def measure(self, fn, /, *args, flops: bool = False, memory: bool = False, profile: bool = False, **kwargs) -> Measurement:
+    def measure(
+        self, fn: Callable, /, *args, flops: bool = False, memory: bool = False, profile: bool = False, **kwargs
+    ) -> Measurement:
         """Calls fn as run() does, and counts calls, bytes and times.
 
         flops, memory: also counts these; both slow the run down
@@ -105,11 +107,11 @@ class World:
         """Sets variables for the %%ranks cells, the same on each rank."""
         self._run(range(self.size), tasks.set_variables, (values,), {})
 
-    def run_cell(self, source: str, name: str, ranks=None) -> None:
+    def run_cell(self, source: str, name: str, ranks: Iterable[int] | None = None) -> None:
         """Runs a cell's source on these ranks (all by default), among the variables they keep; name: its file name."""
         self._run(self.checked_ranks(ranks), tasks.run_cell, (source, name), {})
 
-    def time_cell(self, source: str, name: str, ranks=None) -> dict[int, float]:
+    def time_cell(self, source: str, name: str, ranks: Iterable[int] | None = None) -> dict[int, float]:
         """Runs a cell as run_cell does. Returns each rank's seconds."""
         outcome = self._run(self.checked_ranks(ranks), tasks.time_cell, (source, name), {})
         return dict(zip(outcome.ranks, self._results(outcome), strict=True))
@@ -120,7 +122,7 @@ class World:
         seen = team.look((0,), watch.NAMES + begun.encode())[0] if team is not None and not self._closed else None
         return [] if seen is None else seen.names
 
-    def measure_cell(self, source: str, name: str, ranks=None, **counts: bool) -> Measurement:
+    def measure_cell(self, source: str, name: str, ranks: Iterable[int] | None = None, **counts: bool) -> Measurement:
         """Runs a cell as run_cell does, and measures it; counts: measure's flops, memory and profile."""
         return self._measure(self.checked_ranks(ranks), tasks.run_cell, (source, name), {}, checked_counts(**counts))
 
@@ -332,7 +334,7 @@ class World:
     def _results(self, outcome: Outcome) -> list:
         return [_read(rank, outcome.replies[rank][1], self._unpack) for rank in outcome.ranks]
 
-    def checked_ranks(self, ranks) -> tuple[int, ...]:
+    def checked_ranks(self, ranks: Iterable[int] | None) -> tuple[int, ...]:
         """The ranks in order, all for None. Raises ValueError for one that isn't there."""
         chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.size:

@@ -78,14 +78,12 @@ class Confined:
     seen: the same folder, as the notebook sees it
     memory: bytes that a rank may have beside what it has at the start
     file: bytes of the largest file
-    readable: more folders that may be read
     """
 
     scratch: str
     seen: str = ""
     memory: int = 4 * 2**30
     file: int = 16 * 2**20
-    readable: tuple[str, ...] = ()
 
 
 def confine(how: Confined, size: int = 1) -> None:
@@ -210,7 +208,7 @@ def _fence_files(libc, how: Confined) -> None:
     scoped = 3 if version >= 6 else 0  # abstract sockets, and signals
     made = struct.pack("<QQQ", every, 0, scoped)[: 24 if scoped else 16 if version >= 4 else 8]
     rules = _done(libc.syscall(_CREATE, made, len(made), 0), "landlock_create_ruleset")
-    allowed = dict.fromkeys((*readable(), *_OF_PROCESSES, *how.readable), _READ)
+    allowed = dict.fromkeys((*readable(), *_OF_PROCESSES), _READ)
     allowed |= dict.fromkeys((*_DEVICES, how.scratch), _WRITE)  # and remove nothing: what is still open would take room unseen
     for path, rights in allowed.items():
         _allow(libc, rules, path, rights & every)

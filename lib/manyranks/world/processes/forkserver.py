@@ -32,7 +32,7 @@ _ONCE = (
 _own_network = False  # whether this process has a network that no other program has
 
 
-def serve(fd: int, folder: str, strangers: bool = False, scratch: str = "") -> None:
+def serve(fd: int, folder: str, strangers: bool, scratch: str) -> None:
     """Imports what ranks need, then forks one per request until the notebook's process is gone. Never returns.
 
     fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end; strangers:

@@ -90,16 +90,13 @@ def late(error: RankHung) -> bool:
     return f"{error}".startswith(_LATE)
 
 
-def clash(notes: Notes, also_smaller: bool = False) -> tuple[str, str] | None:
-    """The earliest message that is larger than the room its receiver made for it, and a hint.
-
-    also_smaller: also one that fills only a part; gloo says nothing of it.
-    """
+def clash(notes: Notes) -> tuple[str, str] | None:
+    """The earliest message that is larger than the room its receiver made for it, and a hint."""
     sends, receives = _by_pair(notes, "send"), _by_pair(notes, "recv")
     met = [(k, pair) for pair in sends for k in range(min(len(sends[pair]), len(receives[pair])))]
     for number, who in sorted(met):
         sent, room = sends[who][number], receives[who][number]
-        if sent.bytes > room.bytes or (also_smaller and sent.bytes < room.bytes):
+        if sent.bytes > room.bytes:
             return _clash(who, sent, room)
     return None
 
