@@ -396,8 +396,7 @@ def drawn_jobs(random: Random) -> Iterator[tuple[str, tuple]]:
 
 def ranks_asked(sizes: Sizes) -> Iterator[tuple]:
     n = math.prod(sizes.values())
-    some = [rank for rank in (0, 1, 9, 1234, 7777) if rank < n - 2]
-    for rank in range(n) if n < 100 else (*some, n - 2, n - 1):
+    for rank in range(n) if n < 100 else (*(some for some in (0, 1, 9, 1234, 7777) if some < n - 2), n - 2, n - 1):
         yield f"the place of rank {rank}", (rank, sizes)
 
 

@@ -220,13 +220,16 @@ class _Task(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """The place of a plan in the order of the search, of a set that of its first: indices among the values that are tried."""
+    """The place of a plan in the order of the search: indices among the values that are tried.
+
+    A set of plans stands before its first one: −1 where it has all values. So no two places are alike.
+    """
 
     degrees: int
     microbatch: int
-    schedule: int = 0
+    schedule: int = -1
     recompute: int = 0
-    zero: int = 0
+    zero: int = -1
     given: int = 0
 
 
