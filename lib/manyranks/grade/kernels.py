@@ -92,21 +92,15 @@ def _bytes(case: Any, counted: Counted) -> dict[str, int]:
     return {"bytes that lanes load": counted.requested_bytes(kind="load"), "bytes that lanes store": _stored(counted)}
 
 
-_ROWS = 32  # of a tile
-
-
-def _in_tiles(width: int, case: Any, counted: Counted) -> dict[str, int]:
-    """Bytes, and whether a tile has more rows than twice the launcher's 16. width: elements of a row."""
-    most = _ROWS * max(16, 1 << (width - 1).bit_length())
-    beyond = max(0, max(launch.tile for launch in counted.launches) - most)
-    return _bytes(case, counted) | {f"elements in a tile beyond {_ROWS} rows": beyond}
+def _in_tiles(row: str, case: Any, counted: Counted) -> dict[str, int]:
+    """Bytes, and what the largest tile has beyond 32 rows. row: the case's field with a row's elements."""
+    beyond = max(launch.tile for launch in counted.launches) - 32 * max(16, 1 << (getattr(case, row) - 1).bit_length())
+    return _bytes(case, counted) | {"elements in a tile beyond 32 rows": max(0, beyond)}
 
 
 def _sectors(case: Any, counted: Counted) -> dict[str, int]:
-    if not case.even:
-        return {}
     stored = counted.sectors(kind="store") + counted.sectors(kind="atomic")
-    return {"sectors that loads touch": counted.sectors(kind="load"), "sectors that stores touch": stored}
+    return {"sectors that loads touch": counted.sectors(kind="load"), "sectors that stores touch": stored} if case.even else {}
 
 
 def _drawn(case: Any, seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
@@ -217,7 +211,7 @@ loss = _kernel_task(
     "loss(hidden_TH, weight_VH, targets_T, z)",
     5,
     ("the losses",),
-    lambda case, counted: _in_tiles(case.hidden, case, counted),
+    partial(_in_tiles, "hidden"),
     (
         values(0.5, "returns each token's loss", f"losses|{_RESULTS}", alone=True),
         _moves(
@@ -248,7 +242,7 @@ attend = _kernel_task(
     "attend(q_ASD, k_ASD, v_ASD, window)",
     6,
     ("the output", "the log-sum-exp"),
-    lambda case, counted: _in_tiles(case.head, case, counted),
+    partial(_in_tiles, "head"),
     (
         values(0.35, "the output is right", f"output|{_RESULTS}", alone=True),
         values(0.2, "the log-sum-exp is right", "log-sum-exp", alone=True),
@@ -324,11 +318,9 @@ def _addresses(case: Tile, function: Callable, watch: Watch) -> dict:
 
 def _conflicts(case: Tile, own: Tile, results: dict) -> dict:
     at, columns = results["at"], range(case.columns)
-    if [len(row) for row in at] != [case.columns] * given.ROWS:
-        raise ValueError("there is an address for each word of the tile")
     flat = [address for row in at for address in row]
-    if any(type(address) is not int for address in flat):  # such as NaN, each of them another word
-        raise ValueError("addresses are whole numbers")
+    if [len(row) for row in at] != [case.columns] * given.ROWS or any(type(one) is not int for one in flat):  # such as NaN
+        raise ValueError("each word of the tile has an address, a whole number")
     parts = [row[first : first + WARP] for row in at for first in range(0, case.columns, WARP)]
     return {
         "the number of words with an address of their own": len({address // given.WORD for address in flat}),
