@@ -194,6 +194,7 @@ class Odd(NamedTuple):
 
     wrong: str
     replicas: int = 1
+    room = 128  # bytes that a rank may send beside what ours sends, such as a digest in words; the same in all cases
 
     def __str__(self) -> str:
         who = "one replica" if self.replicas == 1 else f"each of {self.replicas} replicas"

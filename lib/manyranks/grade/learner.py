@@ -106,7 +106,7 @@ def refused(allowed: Allowed) -> Iterator[Callable[[str], str]]:
 
     def hear(event: str, _: tuple) -> None:
         if event in _LOOKS and not called and _is_theirs(caller := sys._getframe(2)):  # past the hook that tells
-            refuse(event, LEAVE, caller)
+            refuse(event, "an answer may not look through all objects, not even to debug: take that line out", caller)
 
     def still_watched(word: str) -> str:
         if called:
@@ -254,6 +254,10 @@ def arguments(names: str) -> str:
 
 _ROOM = "the input is this rank's shard, of S elements, and the output is flat and has room for N·S, padding included"
 GENERAL = (  # on what Python and torch say of answers to whatever task
+    (
+        r"'builtin_function_or_method' object has no attribute '(?:all_|get_rank|get_world|i?send|i?recv)",
+        "dist is another thing here: an `import *` has replaced it, and math has a dist, too",
+    ),
     (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
     (r"allgather: invalid tensor size|output size must be", f"dist.all_gather_single(output, input): {_ROOM}"),
     (r"outputShape.*worldSize|input tensor must be", "pad with zeros first: N·S elements go in, and S come out"),
