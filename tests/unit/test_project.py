@@ -103,6 +103,7 @@ def test_continuous_integration_runs_make_test():
         "make pyodide",
         "make test",
         "make labs",
+        "make site-test",
     ]
 
 
