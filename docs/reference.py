@@ -7,6 +7,7 @@ modules. Signatures and types are as written; docstrings are Markdown.
 import ast
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -215,26 +216,16 @@ def _field(home: Module, node: ast.AnnAssign) -> str:
 
 
 def _signature(home: Module, node: Function) -> str:
-    arguments, marks = node.args, {ast.unparse(mark) for mark in node.decorator_list}
-    ordered = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(ordered) - len(arguments.defaults)) + arguments.defaults
-    parts = [_argument(home, each, default) for each, default in zip(ordered, defaults, strict=True)]
-    if arguments.posonlyargs:
-        parts.insert(len(arguments.posonlyargs), "/")
-    if ordered and ordered[0].arg in ("self", "cls") and "staticmethod" not in marks:
-        parts.pop(0)
-    if arguments.vararg or arguments.kwonlyargs:
-        parts.append(f"*{_argument(home, arguments.vararg)}" if arguments.vararg else "*")
-    parts += [_argument(home, *each) for each in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    if arguments.kwarg:
-        parts.append(f"**{_argument(home, arguments.kwarg)}")
+    arguments = deepcopy(node.args)
+    for each in (each for each in ast.walk(arguments) if isinstance(each, ast.arg) and each.annotation):
+        each.annotation = ast.Name(home.written(each.annotation))
+    arguments.defaults = [ast.Name(home.source(each)) for each in arguments.defaults]
+    arguments.kw_defaults = [each and ast.Name(home.source(each)) for each in arguments.kw_defaults]
+    first = arguments.posonlyargs or arguments.args
+    if first and first[0].arg in ("self", "cls"):
+        first.pop(0)
     returned = f" -> {home.written(node.returns)}" if node.returns and node.name != "__init__" else ""
-    return f"({', '.join(parts)}){returned}"
-
-
-def _argument(home: Module, node: ast.arg, default: ast.expr | None = None) -> str:
-    said = f"{node.arg}: {home.written(node.annotation)}" if node.annotation else node.arg
-    return said if default is None else f"{said} = {home.source(default)}"
+    return f"({ast.unparse(arguments)}){returned}"
 
 
 def _directive(kind: str, head: str, *parts: str, options: str = "", fence: str = _FENCE[:-4]) -> str:
@@ -254,7 +245,9 @@ def _text(docstring: str) -> str:
     """A docstring as Markdown: a line that explains an argument begins an item, and < is no tag."""
     lines: list[str] = []
     inside = False  # an item, which goes on in lines that begin no sentence
-    for line in re.sub(r"<(?=[a-zA-Z/!])", r"\\<", docstring).splitlines():
+    for line in docstring.splitlines():
+        if not line.startswith("    "):  # code
+            line = re.sub(r"<(?=[a-zA-Z/!])", r"\\<", line)
         if found := _ARGUMENT.match(line):
             lines += [] if inside else [""]
             line, inside = f"- `{found[1]}`:{line[found.end() :]}", True

@@ -46,7 +46,7 @@ def wrong(folder: Path) -> Iterator[str]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"], chromium_sandbox=False)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"])
         page = browser.new_page()
         said: list[str] = []
         page.route("**/*", lambda route: _only(address, route, said))
@@ -71,11 +71,10 @@ def _only(address: str, route, said: list[str]) -> None:
 def _seen(page: Page) -> Iterator[str]:
     for theme in THEMES:
         page.emulate_media(color_scheme=theme)
+        page.wait_for_function("theme => document.documentElement.dataset.theme === theme", arg=theme)
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
             yield from (f"({width} pixels, {theme}) {each}" for each in page.evaluate(_WIDER))
-        if page.evaluate("document.documentElement.dataset.theme") != theme:
-            yield f"isn't {theme}"
         yield from page.evaluate(_CARDS)
 
 

@@ -91,7 +91,7 @@ def test_an_entry_has_the_signature_as_written_and_types_with_all_dots(reference
     page = "\n".join(reference._page("manyranks.theory"))
     link = "{py:class} Link(name: str, latency: float, bandwidth: float"
     assert f"{link}" in page
-    assert "(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2" in page
+    assert "(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int=2" in page
     assert "host: float = 32e9" in page
     assert "-> manyranks.theory.step.StepTime" in page
 
