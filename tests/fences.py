@@ -132,7 +132,7 @@ FULL = {
 ATTEMPTS = {
     "changes the check": """
 import builtins, manyranks.grade.trial
-manyranks.grade.trial.rehearse = lambda *a: 1 / 0
+manyranks.grade.trial.run_script = lambda *a: 1 / 0
 builtins.AssertionError = int
 """,
     "changes torch": """

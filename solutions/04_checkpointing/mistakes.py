@@ -303,11 +303,11 @@ SEGMENTS = "10 layers are round(√10) = 3 segments, of 4, 3 and 3 layers: the l
 LAST = "backward begins with the last segment: leave it without a checkpoint, what it keeps is needed at once"
 EACH = f"each layer is a checkpoint of its own, and all inputs are kept: a checkpoint takes a segment. {SEGMENTS}"
 DOWN = "√7 is 2.6, and round(√7) is 3: math.isqrt and int() round down. 7 layers are 3, 2 and 2"
-THREE = "the number of segments depends on N, it is not always 3: 2 layers are round(√2) = 1 segment, and no checkpoint"
+THREE = "the number of segments depends on L, it is not always 3: 2 layers are round(√2) = 1 segment, and no checkpoint"
 CHUNKS = f"segments of one size leave a shorter one at the end, which differs by more than one layer: {SEGMENTS}"
 NONE = "no layer is in a checkpoint: every segment but the last is one call of checkpoint, and runs again"
-ONE = "with N = 1 there is no checkpoint: the only segment is the last"
-REST = "N // C layers a segment leave the last N % C out: the first N % C segments have one more"
+ONE = "with L = 1 there is no checkpoint: the only segment is the last"
+REST = "L // C layers a segment leave the last L % C out: the first L % C segments have one more"
 sqrt = partial(slip, "checkpoint_sqrt")
 
 def in_turn(layers, x):

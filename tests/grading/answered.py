@@ -3,12 +3,13 @@
 Each file in tests/grading/answers/ imports all of this, and has the name of its exercise: so workers share the exercises.
 """
 
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 
 import pytest
 
-from manyranks.grade import answers, check, trial
+from manyranks.grade import answers, check
 from manyranks.grade.answers import MISTAKE, RIGHT, Answer
 from manyranks.grade.check import looks, shipped
 from manyranks.measure.fingerprints import fact, same
@@ -85,24 +86,24 @@ def test_an_answer_is_judged_as_its_author_says(exercise, answer, shared_ranks):
                 assert same(looks(narrow, seen), looks(narrow, stored)), "`make exercises` would store something else"
 
 
-def test_the_judge_asks_what_no_table_of_ours_answers(exercise, task, monkeypatch):
-    own, asked = records.tasks(exercise)[task], []
+def test_the_judge_asks_what_no_table_of_ours_answers(exercise, task):
+    asked = []
     for seed in (0, 777):
-        monkeypatch.setattr(trial, "seed", seed)
+        own = replace(records.tasks(exercise)[task], seed=seed)
         given = [own.make(case, rank, n, seed) for n in own.worlds for case in own.cases_on(n) for rank in range(n)]
         asked.append({b"".join(map(bytes, messages.pack(one))) for one in given})
     assert (asked[1] <= asked[0]) == (task in ALIKE_FOR_ALL)
 
 
-def test_the_answers_that_the_judge_expects_are_not_those_that_all_see(exercise, task, shared_ranks, monkeypatch):
-    monkeypatch.setattr(trial, "seed", 777)
-    own, known = records.tasks(exercise)[task], [*chain(*shipped(exercise)[task].right.values())]
+def test_the_answers_that_the_judge_expects_are_not_those_that_all_see(exercise, task, shared_ranks):
+    own = replace(records.tasks(exercise)[task], seed=777)
+    known = [*chain(*shipped(exercise)[task].right.values())]
     code = next(answer.code for answer in of_task(exercise, task) if answer.kind == RIGHT)
     done = [one for each in own.tried(answers.given(own, code)) for one in each.seen]
     asked, seen = ([looks(own, one) for one in every] for every in (done, known))
-    for i in (i for i, judge in enumerate(own.judge) if judge.values and not judge.needs):
+    for i in (i for i, judge in enumerate(own.judges) if judge.values and not judge.needs):
         new, old = ([v for one in of for name, v in one.items() if name.startswith(f"{i} ")] for of in (asked, seen))
-        assert not same(new, old) or task in (*ALIKE_FOR_ALL, IN_WORDS), own.judge[i].what
+        assert not same(new, old) or task in (*ALIKE_FOR_ALL, IN_WORDS), own.judges[i].what
 
 
 def test_it_has_one_right_answer_and_some_mistakes_and_all_that_is_stored_is_theirs(exercise, task):

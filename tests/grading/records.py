@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from manyranks.grade import answers, check
 from manyranks.grade.answers import ALSO, MISTAKE, Answer, dumped, tasks
-from manyranks.grade.check import FOLDER, Record, Report, Task, loaded, shipped
+from manyranks.grade.check import FOLDER, Record, Task, loaded, shipped
 from manyranks.grade.trial import Trial
 from manyranks.measure.fingerprints import same
+from manyranks.report import Report
 from tests.conftest import ROOT
 
 

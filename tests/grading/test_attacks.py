@@ -197,8 +197,8 @@ def test_scripts_that_return_nothing_have_no_points_and_are_judged(court):
 
 
 REMOVALS = (
-    "trial.refused = lambda ready: nullcontext()",
-    "learner._is_ready = lambda *_: False",
+    "trial.refused = lambda allowed: nullcontext()",
+    "learner._is_forbidden = lambda *_: False",
     "learner.audited = lambda hear: nullcontext()",
 )
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 from manyranks import grade
 from manyranks.given import pipeline
 from manyranks.grade import answers, check, trial
-from manyranks.grade.check import Line, Report
 from manyranks.measure.watch import Watch
+from manyranks.report import Line, Report
 from manyranks.world.processes import patience
 from tests.grading import hostile, records
 from tests.grading.exercise import Exercise
@@ -158,7 +159,7 @@ def test_facts_that_a_rank_sends_in_place_of_tables_count_for_nothing():
         assert task.then(case, None, forged) == {}
         assert task.then(case, None, forged | {"tables": [[("F", 0)]]}) == {}
         nothing = trial.Trial(1, case, "1/0", seen=[trial.Seen({})])
-        assert not task.judge[0].verdict(nothing, [trial.Seen(forged)]).ok
+        assert not task.judges[0].verdict(nothing, [trial.Seen(forged)]).ok
 
 
 def test_what_a_rank_says_of_its_own_choice_counts_for_nothing():
@@ -175,8 +176,9 @@ def test_what_a_rank_says_of_its_own_choice_counts_for_nothing():
 def test_what_a_rank_says_of_its_plan_and_its_orders_counts_for_nothing():
     assert grade.nd.plan(hostile.forges_a_plan).points == 0
     (case,) = grade.nd.misplaced.cases_on(1)
-    orders = {name: list(run.sizes) for name, (run,) in case.questions.items()}
-    assert all(type(sent) is float for sent in grade.nd.misplaced.then(case, None, orders).values())
+    exam = grade.nd.misplaced.make(case, 0, 1, 0)
+    orders = {name: list(run.sizes) for name, (run,) in exam.questions.items()}
+    assert all(type(sent) is float for sent in grade.nd.misplaced.then(case, exam, orders).values())
 
 
 TASKS = [(exercise, *item) for exercise in records.exercises() for item in answers.tasks(exercise).items()]
@@ -184,14 +186,14 @@ DRAWN = [(exercise, task) for exercise, task, own in TASKS if own.more and own.w
 
 
 @pytest.mark.parametrize(("exercise", "task"), DRAWN, ids=[task for _, task in DRAWN])
-def test_who_ends_python_where_a_table_of_what_all_are_asked_has_no_answer_has_no_points(exercise, task, monkeypatch, tmp_path):
+def test_who_ends_python_where_a_table_of_what_all_are_asked_has_no_answer_has_no_points(exercise, task, tmp_path):
     own, known, line = answers.tasks(exercise)[task], set(), hostile.shapes if task == "product" else repr
     (right,) = (one for one in records.answers_of(exercise) if (one.task, one.kind) == (task, answers.RIGHT))
     function = answers.given(own, right.code)
     for case in own.cases_on(1):
         given = own.make(case, 0, 1, 0)
         own.run(given, lambda *asked: known.add(line(asked)) or function(*asked), Watch(str(tmp_path), 0))
-    monkeypatch.setattr(trial, "seed", 777)
+    own = replace(own, seed=777)
     record = answers.record_of(own, [(right, own.tried(function))])
     table = partial(hostile.ends_where_a_table_ends, known, line, function)
     assert check.report(own, table, own.tried(table), record).points == 0

@@ -9,8 +9,8 @@ import nbformat
 import pytest
 
 from manyranks.grade import apart, classroom
-from manyranks.grade.check import Report
 from manyranks.grade.submission import checks
+from manyranks.report import Report
 from manyranks.world import limits
 from tests.conftest import ROOT
 from tests.grading import synthetic

@@ -7,12 +7,13 @@ import torch
 import torch.distributed as dist
 
 from manyranks.grade import answers, check, trial
-from manyranks.grade.check import Mistake, Record, Task, loaded
+from manyranks.grade.check import Record, Task, loaded
 from manyranks.grade.judges import NOTHING, WAIT, around, at_most, facts, held, messages, parting, sent, silent, values
-from manyranks.grade.learner import Ready, refuse_class, refused
+from manyranks.grade.learner import Allowed, refuse_class, refused
 from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.fingerprints import difference, print_of, same
 from manyranks.measure.journal import Stopped
+from manyranks.measure.mistakes import Mistake, changed
 from manyranks.measure.watch import OVERWROTE, Watch
 from manyranks.world.strangers.trouble import Trouble
 
@@ -140,7 +141,7 @@ TASK = Task("99_none", "double(x)", 2, lambda *_: {}, (VALUES, sent(0.5, "sends 
 
 
 def mistake(name: str, weight, calls=ONCE) -> Mistake:
-    ranks = [check.changed(check.looks(TASK, seen(weight, calls)), check.looks(TASK, seen()))] * 2
+    ranks = [changed(check.looks(TASK, seen(weight, calls)), check.looks(TASK, seen()))] * 2
     return Mistake(name, f"that is {name}", {"2/0": ranks}, {})
 
 
@@ -254,7 +255,7 @@ AROUND = {
 @pytest.mark.parametrize("way", AROUND)
 def test_what_is_ready_is_refused_whatever_is_done_to_hide_it(way):
     variables = {"__name__": "__main__", "code": lambda text: compile(text, "<cell>", "exec"), "ones": torch.ones(3)}
-    with pytest.raises(Stopped, match="is not allowed"), refused(Ready()):
+    with pytest.raises(Stopped, match="is not allowed"), refused(Allowed()):
         exec(AROUND[way], variables)
 
 
@@ -264,14 +265,14 @@ def test_what_is_ready_is_refused_whatever_is_done_to_hide_it(way):
 def test_a_task_hands_out_no_answer_of_its_own(task):
     """What the exercise gives for later tasks is the answer of earlier ones."""
     topic, name = task.split(".")
-    given = getattr(importlib.import_module(f"manyranks.grade.{topic}"), name).ready.given
+    given = getattr(importlib.import_module(f"manyranks.grade.{topic}"), name).allowed.given
     answers = {"Checkpoint", "f", "g", "Helpers", "merge", "_handed", "Unit"}
     assert not answers & {each.rpartition(".")[2] for each in given}
 
 
 def test_a_class_that_is_derived_from_what_is_ready_is_refused():
     with pytest.raises(Stopped, match="DistributedDataParallel is not allowed"):
-        refuse_class(type("Mine", (torch.nn.parallel.DistributedDataParallel,), {}), Ready())
+        refuse_class(type("Mine", (torch.nn.parallel.DistributedDataParallel,), {}), Allowed())
 
 
 def marks_of_a_send(late: bool, waits: bool, first: int, folder: str) -> list[str]:

@@ -10,7 +10,7 @@ from jupyter_client import AsyncKernelClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output, new_raw_cell
 
 from manyranks.grade import apart, autograde
-from manyranks.grade.check import Report
+from manyranks.report import Report
 from tests.conftest import ROOT, matrix
 from tests.fences import SLOW_TO_COLOR
 from tests.grading.course import Course, answered, graded, small

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from manyranks.grade.alone import without_a_group
+from manyranks.grade.absent import without_a_group
 
 
 def alone(ends: bool) -> list:

@@ -3,6 +3,7 @@
 import json
 import random
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -464,3 +465,22 @@ def test_threads_that_wait_for_the_ends_of_messages_are_used_again(world):
         return sum(thread.name == "ends of calls" for thread in threading.enumerate())
 
     assert 1 <= min(found := world.measure(exchange).results) <= max(found) < 25
+
+
+def test_a_wait_with_a_timeout_for_a_call_that_a_thread_follows(world):
+    """gloo's reduce-scatter has no future: where its end is measured, a thread waits for it."""
+
+    def shard():
+        n, rank, own = dist.get_world_size(), dist.get_rank(), torch.empty(1)
+        if rank:
+            dist.recv(torch.empty(1), src=0)  # rank 0 has waited in vain
+        work = dist.reduce_scatter_single(own, torch.ones(n), async_op=True)
+        if rank == 0:
+            with pytest.raises(RuntimeError, match=r"wasn't over after 0.01 s"):
+                work.wait(timedelta(seconds=0.01))
+            for other in range(1, n):
+                dist.send(torch.ones(1), dst=other)
+        work.wait(timedelta(seconds=60))
+        return own.item()
+
+    assert world.measure(shard, flops=True).results == [world.size] * world.size

@@ -7,15 +7,15 @@ from manyranks.theory.kernels import DEFAULT
 
 def seconds(shape, plan, cluster, part="dense", imbalance=1.0, constants=DEFAULT, pipeline=(1, 1)):
     at = compute.site(shape, plan.local, cluster, constants, imbalance)
-    return communicate.seconds(Passing(at, part, pipeline), at.place)
+    return communicate.seconds(Passing(at, part, pipeline), at.speeds)
 
 
 def tensor(shape, plan, cluster, moe=False, behind=0.0, imbalance=1.0, constants=DEFAULT):
-    return pace.tensor(plan.local, seconds(shape, plan, cluster, "moe" if moe else "dense", imbalance, constants), behind)
+    return pace.tensor_shown(plan.local, seconds(shape, plan, cluster, "moe" if moe else "dense", imbalance, constants), behind)
 
 
 def context(shape, plan, cluster, core, constants=DEFAULT):
-    return pace.context(plan.local, seconds(shape, plan, cluster, constants=constants), core)
+    return pace.context_shown(plan.local, seconds(shape, plan, cluster, constants=constants), core)
 
 
 def expert(shape, plan, cluster, imbalance=1.0):
@@ -30,11 +30,11 @@ def stage_message(shape, plan, cluster, pipeline):
 def of_stage(shape, plan, cluster, stage, imbalance=1.0):
     at = compute.site(shape, plan.local, cluster, DEFAULT, imbalance)
     each = [(count, compute.of_part(at, part), Passing(at, part)) for count, part in stages.parts(shape, stage)]
-    return pace.total([(count, pace.hide(busy, communicate.seconds(said, at.place))) for count, busy, said in each])
+    return pace.total([(count, pace.shown(busy, communicate.seconds(said, at.speeds))) for count, busy, said in each])
 
 
 def data(shape, plan, cluster, ranks):
     held = tuple(each for each, *_ in ranks)
-    rows = states.rows(states.Holding(held, held), shape, plan)
-    timed = communicate.timed(rows, compute.place(cluster, DEFAULT))
+    rows = states.rows(states.RankParameters(held, held), shape, plan)
+    timed = communicate.timed(rows, compute.speeds(cluster, DEFAULT))
     return data_parallel.exposed(plan, cluster, DEFAULT, rows, timed, ranks)

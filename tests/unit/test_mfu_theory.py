@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks import theory
-from manyranks.theory import flops, kernels, layer, roofline, step
+from manyranks.theory import flops, kernels, layer, roofline, stages, step
 from manyranks.theory.kernels import Constants
 from manyranks.theory.plan import Plan
 from manyranks.theory.published import fit, mfu, steps
@@ -150,6 +150,15 @@ def test_parts_come_the_longest_first_and_fused_attention_writes_no_softmax(flas
     found = roofline.parts(shape, replace(plan, flash=flash), cluster)
     assert [part.seconds for part in found] == sorted((part.seconds for part in found), reverse=True)
     assert ("softmax" in [part.name for part in found]) is not flash
+
+
+def test_parts_are_those_of_the_rank_that_sets_the_pace_even_if_its_host_does():
+    plan = Plan(dp=8, pp=8, tp=8, ep=4, batch=128, schedule="interleaved", zero=3, precision="bf16-moments", stack="hai-llm")
+    given = theory.models["mixtral-8x7b"], plan, theory.clusters["b200-dgx"]
+    time, found = step.estimate(*given), roofline.parts(*given)
+    assert sum(part.seconds for part in found) < time.compute  # it waits for its host
+    assert stages.of_ranks(*given[:2])[time.slowest].embedding == 1
+    assert {"head", "embedding"} & {part.name for part in found} == {"embedding"}
 
 
 # Published utilisations --------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_gpipe_holds_every_micro_batch_to_the_logits_and_naive_holds_one():
 @pytest.mark.parametrize("layers", range(8, 24))
 def test_the_peak_is_that_of_the_fullest_pair_of_dualpipe_ranks(layers):
     shape, plan = replace(LLAMA, layers=layers, vocab=1), Plan(pp=8, schedule="dualpipe", batch=16, zero=0, seq=1)
-    dealt = [stage.layers for stage in stages.deal(shape, 8)]
+    dealt = [stage.layers for stage in stages.deal_stages(shape, 8)]
     pairs = [front + back for front, back in zip(dealt, reversed(dealt), strict=True)]
     assert memory.peak(shape, plan).states == 16 * max(map(sum, memory.rank_parameters(shape, plan)))
     assert memory.peak(shape, plan).states // (16 * shape.layer_parameters(0)) == max(pairs)
@@ -66,7 +66,7 @@ def test_the_peak_is_that_of_the_fullest_pair_of_dualpipe_ranks(layers):
 
 def test_a_dualpipe_rank_holds_many_micro_batches_of_its_nearer_stage_and_few_of_the_other():
     shape = replace(LLAMA, layers=5, vocab=1)
-    assert [stage.layers for stage in stages.deal(shape, 4)] == [1, 2, 1, 1]
+    assert [stage.layers for stage in stages.deal_stages(shape, 4)] == [1, 2, 1, 1]
     plan = Plan(pp=4, schedule="dualpipe", batch=8, seq=64, recompute="none")
     # Rank 1 holds 3 of its own two layers and 2 of the one that rank 2 has; the others hold 5 of one layer, or as much as it.
     assert memory.activations(shape, plan) == (3 * 2 + 2 * 1) * memory.layer_activations(shape, plan)

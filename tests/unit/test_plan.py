@@ -162,7 +162,7 @@ def test_a_plan_that_does_not_fit_the_shape_is_refused_before_any_work(shape, gi
     for work in (plan.check, lambda s: memory.model_states(s, plan), lambda s: memory.activations(s, plan)):
         with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
             work(shape)
-    for work in (memory.peak, memory.rank_parameters, stages.of_rank):
+    for work in (memory.peak, memory.rank_parameters, stages.of_ranks):
         with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
             work(shape, plan)
 
@@ -222,7 +222,7 @@ def test_a_local_plan_keeps_what_a_layer_depends_on():
 
 @pytest.mark.parametrize(("layers", "count"), [(126, 16), (61, 16), (126, 1), (1, 1), (5, 5), (7, 2)])
 def test_layers_are_dealt_evenly_and_the_ends_get_the_fewer(layers, count):
-    dealt = [stage.layers for stage in stages.deal(replace(TINY, layers=layers), count)]
+    dealt = [stage.layers for stage in stages.deal_stages(replace(TINY, layers=layers), count)]
     assert sum(dealt) == layers
     assert max(dealt) - min(dealt) <= 1
     if layers % count <= max(0, count - 2):
@@ -233,7 +233,7 @@ def test_layers_are_dealt_evenly_and_the_ends_get_the_fewer(layers, count):
 @given(st.integers(1, 130), st.data(), st.booleans())
 def test_stages_sum_to_the_whole_and_differ_by_one_slot(layers, data, slots):
     shape = replace(ROUTED, layers=layers, dense_layers=data.draw(st.integers(0, layers)), mtp_depth=1)
-    dealt = stages.deal(shape, data.draw(st.integers(1, layers + 2 * slots)), slots)
+    dealt = stages.deal_stages(shape, data.draw(st.integers(1, layers + 2 * slots)), slots)
     assert sum(stage.dense for stage in dealt) == shape.dense_layers
     assert sum(stage.moe for stage in dealt) == shape.moe_layers
     assert all(later.dense == 0 for stage, later in pairwise(dealt) if stage.moe)
@@ -245,7 +245,7 @@ def test_stages_sum_to_the_whole_and_differ_by_one_slot(layers, data, slots):
 
 
 def test_llama_3_s_first_stage_has_only_the_embedding_and_its_last_only_the_head():
-    dealt = stages.deal(theory.models["llama3-405b"], 128, slots=True)
+    dealt = stages.deal_stages(theory.models["llama3-405b"], 128, slots=True)
     assert (dealt[0], dealt[-1]) == (stages.Stage(embedding=1), stages.Stage(head=1))
     assert {stage.layers for stage in dealt[1:-1]} == {1}
 
@@ -253,7 +253,7 @@ def test_llama_3_s_first_stage_has_only_the_embedding_and_its_last_only_the_head
 @pytest.mark.parametrize(("count", "slots"), [(0, False), (-1, False), (9, False), (11, True)])
 def test_more_stages_than_layers_are_refused(count, slots):
     with pytest.raises(ValueError, match=f"^stages={count}: tiny has {10 if slots else 8}"):
-        stages.deal(TINY, count, slots)
+        stages.deal_stages(TINY, count, slots)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_more_stages_than_layers_are_refused(count, slots):
 def test_ranks_have_the_stages_that_their_schedule_gives_them(schedule, virtual, own):
     plan = Plan(pp=4, schedule=schedule, virtual=virtual)
     assert [stages.stages_of(rank, 4, plan.stages, schedule) for rank in range(4)] == own
-    held = stages.of_rank(TINY, plan)
+    held = stages.of_ranks(TINY, plan)
     assert [stage.layers for stage in held] == [2] * 4
     assert sum(stage.embedding for stage in held) == sum(stage.head for stage in held) == 1
 
@@ -287,7 +287,7 @@ def test_ranks_have_the_stages_that_their_schedule_gives_them(schedule, virtual,
 @pytest.mark.parametrize("shape", [TINY, ROUTED], ids=lambda shape: shape.name)
 def test_a_degree_of_one_changes_nothing(shape, given, same):
     one, other = Plan(seq=64, **given), Plan(seq=64, **same)
-    for quantity in (memory.model_states, memory.activations, memory.rank_parameters, stages.of_rank):
+    for quantity in (memory.model_states, memory.activations, memory.rank_parameters, stages.of_ranks):
         assert quantity(shape, one) == quantity(shape, other)
     assert memory.peak(shape, one) == memory.peak(shape, other)
 

@@ -37,7 +37,7 @@ def every_plan(shape: ModelShape, cluster, gpus: int, seq: int, batch: int, **fi
             or (cp > 1 and seq // cp < planner.SMALLEST_SHARD)
         ):
             continue
-        schedules = [name for name in planner.SCHEDULES if name in STACKS[fixed.get("stack", Plan.stack)].schedules]
+        schedules = [name for name in planner.TRIED_SCHEDULES if name in STACKS[fixed.get("stack", Plan.stack)].schedules]
         others = (planner.MICROBATCHES, schedules, planner.VIRTUAL, planner.RECOMPUTE, planner.ZERO)
         for microbatch, schedule, virtual, recompute, zero in itertools.product(*others):
             named = {"microbatch": microbatch, "schedule": schedule, "virtual": virtual, "recompute": recompute, "zero": zero}
@@ -100,7 +100,7 @@ def _case() -> tuple[ModelShape, int, int, dict[str, object]]:
         "stack": CASES.choice(("megatron-core", "nemo-fp8") if moe else ("megatron-core", "torchtitan", "pytorch")),
         "offload": CASES.choice(("none", "optimizer")),
         "offload_layers": CASES.choice((2, (0, 1))),
-        "schedule": CASES.choice((planner.SCHEDULES, ("1f1b", "dualpipe"), ("naive", "gpipe", "zb-h2", "dualpipe-v"))),
+        "schedule": CASES.choice((planner.TRIED_SCHEDULES, ("1f1b", "dualpipe"), ("naive", "gpipe", "zb-h2", "dualpipe-v"))),
         "zero": CASES.choice(((1, 2, 3), (3, 0))),
         "recompute": CASES.choice((("none", "selective", "full"), ("full", "none"))),
     }

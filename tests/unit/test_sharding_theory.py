@@ -34,7 +34,7 @@ def test_what_is_held_is_what_counting_the_last_rank_s_elements_gives(each, grou
     stage, n, replicas = group
     parameter, gradient, master, states = sizes
     k = 1 if stage == 0 else n
-    expected = dict.fromkeys(sharding.Holding._fields, 0)
+    expected = dict.fromkeys(sharding.HeldBytes._fields, 0)
     for elements in each:
         row = list(range(elements))
         while len(row) % k:

@@ -70,7 +70,7 @@ def test_no_slower_than_rings_and_hierarchies_of_one_message_at_a_time_and_no_fa
 def test_a_bucket_is_a_layer_or_as_many_as_it_takes_to_fill_it():
     def number(name: str, zero: int = 0, **more) -> int:
         shape, chosen = models[name], plan(8, zero=zero, **more)
-        return max(states.rows(states.hold(stages.dealt(shape, chosen.layout)), shape, chosen).units.values())
+        return max(states.rows(states.hold(stages.deal(shape, chosen.layout)), shape, chosen).units.values())
 
     assert number("gpt2-xl") == 48  # layers of 65 MB
     assert number("gpt2") == int(2 * models["gpt2"].parameters / BUCKET) == 9  # of 12 layers
@@ -113,3 +113,13 @@ def test_one_sequence_does_not_hide_the_gradients_of_64_gpus_and_two_do():
     whole = exposed(64, overlap=False)
     assert exposed(64, 2, **graph) == exposed(64, 8, **graph) == pytest.approx(whole / 48)
     assert exposed(64, 1, **graph) > 5 * whole / 48
+
+
+def test_a_pipeline_that_sums_gradients_first_reduces_once_and_gathers_for_every_backward():
+    def data(m: int, **more) -> float:
+        chosen = Plan(dp=8, pp=2, batch=8 * m, microbatch=1, seq=1024, zero=3, stack="pytorch", overlap=False, **more)
+        return step.estimate(XL, chosen, H100).data
+
+    kept = data(4, reshard_after_forward=False)  # one gather and one reduction
+    assert data(8, reshard_after_forward=False) == kept
+    assert (data(4) - kept) / 7 == pytest.approx((data(8) - kept) / 15)  # 2m gathers and one reduction

@@ -104,7 +104,8 @@ def step(
     with watch.peak():
         y = forward()
         found = {"the random numbers drawn after forward": torch.rand(3, **EXACT), "the result": y.detach().clone()}
-        went, start = watch.events[start:], len(watch.events)
+        went = watch.events[start:]
+        start = len(watch.events)
         loss, ours = (y * uneven(y.shape)).sum(), y.nbytes
         del y
         kept = _in_units(watch.weigh_all() - before - 2 * ours, unit)

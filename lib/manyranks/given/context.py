@@ -59,7 +59,7 @@ class Parts(NamedTuple):
     kind: str
 
     def __str__(self) -> str:
-        return f"with {self.count} part{'s' * (self.count > 1)}"
+        return f"with {self.count} part{'s' if self.count > 1 else ''}"
 
     def drawn(self, rank: int, n: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Draws parts. LARGE: all but the last near 1000, or all near −1000; HIDDEN: one, two or all see nothing of a row."""
@@ -91,7 +91,7 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         said = f"{2 * self.n * self.chunk} tokens, {self.heads} query and {self.groups} key/value heads"
-        return said + ", scores near ±1000" * (self.strong > 1)
+        return f"{said}, scores near ±1000" if self.strong > 1 else said
 
     @property
     def result(self) -> int:
@@ -208,7 +208,7 @@ class Helpers:
     def overlap(self, n: int, most: int = 99) -> dict[str, str]:
         """Says of each block but the last whether it is computed while the next one is on its way."""
         found, missing = {}, [["not computed by the function that the check hands in"]] * n
-        said = [*self._blocks.values()] * bool(self._scores)
+        said = [*self._blocks.values()] if self._scores else []
         for i, pairs in enumerate([*said, *missing][: min(most, n - 1)], 1):
             late = next((one for one in pairs if one != _BLOCK), _BLOCK)
             found[f"block {i} of {n}"] = late if late == pairs[0] else "partly computed after a wait for the next one"

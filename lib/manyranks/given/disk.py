@@ -63,7 +63,8 @@ class Disk:
     @contextmanager
     def _opens(self) -> Iterator[None]:
         """Inside, real files of this folder may be opened."""
-        before, self._ours = self._ours, True
+        before = self._ours
+        self._ours = True
         try:
             yield
         finally:
@@ -132,7 +133,7 @@ class Disk:
             self._names[own] = place
             self._note("open", place)
         else:
-            self.opened += os.path.getsize(place) * (own != FOLDER)
+            self.opened += os.path.getsize(place) if own != FOLDER else 0
         return result
 
     def _open_file(self, real, file, mode="r", buffering=-1, *args, opener=None, **kwargs):

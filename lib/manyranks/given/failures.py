@@ -91,7 +91,8 @@ class Resume(NamedTuple):
 
     def __str__(self) -> str:
         read = f"{self.ahead} batches read ahead" if self.ahead else "nothing read ahead"
-        used = ", into loaders that have been used" * self.used + ", saved and loaded twice" * self.twice
+        used = ", into loaders that have been used" if self.used else ""
+        used += ", saved and loaded twice" if self.twice else ""
         where = f"step {self.step} of {self.samples} samples in batches of {self.batch}"
         return f"at {where}, {read}, from {self.before} to {self.after} ranks{used}"
 
@@ -295,7 +296,8 @@ class Roles(NamedTuple):
     turned: bool = False
 
     def __str__(self) -> str:
-        return f"which are {', '.join(self.roles)}{', from some rank on' * self.turned}, with a quorum of {self.least}"
+        turned = ", from some rank on" if self.turned else ""
+        return f"which are {', '.join(self.roles)}{turned}, with a quorum of {self.least}"
 
     def made(self, rank: int, ranks: int, seed: int) -> tuple[Replica, Tensor, str, int]:
         """Returns what quorum_step is called with."""

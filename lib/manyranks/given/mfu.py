@@ -125,13 +125,14 @@ class Device:
     """
 
     def __init__(self, timing: Timing, rank: int, n: int, seed: int):
-        draw, place, more = drawn(seed, timing, rank), _PLACES[rank], drawn(seed, timing).randrange(1000) * bool(seed)
+        draw, place = drawn(seed, timing, rank), _PLACES[rank]
+        more = drawn(seed, timing).randrange(1000) if seed else 0
         self._timing, self._warm = timing, 40 + rank  # units of a first launch
         self._its = [  # of each measurement, 16ths of a unit that a kernel takes beside 6
             draw.randrange(61) if seed else (22 * i + 50 * place + 40 * i * place) % 61 for i in range(timing.repeats)
         ]
         self._hiccup = (3 * rank + 1 + more) % timing.repeats
-        self._unit = _UNIT * (1 + seed_of(seed) % 64 / 64 * bool(seed))
+        self._unit = _UNIT * longer(seed)
         self._now = 3.0 + rank + more % 99
         self._free = self._now + (700 + more) * self._unit
         self._launched = self._calls = 0
@@ -166,8 +167,9 @@ class Device:
 
     def _kernel(self, i: int) -> float:
         """Units of work: the first launches are slow."""
-        (warmup, repeats, inner, _), measurement, turn = self._timing, *divmod(i - self._timing.warmup, self._timing.inner)
-        slow = (140 + self._warm) * (measurement == self._hiccup and turn == inner // 2)
+        warmup, repeats, inner, _ = self._timing
+        measurement, turn = divmod(i - warmup, inner)
+        slow = 140 + self._warm if measurement == self._hiccup and turn == inner // 2 else 0
         return self._warm if i < warmup else 6 + self._its[min(measurement, repeats - 1)] / 16 + slow
 
 
@@ -193,6 +195,11 @@ def drawn_traces(random: Random) -> list[str]:
     return [f"{_DRAWN}{random.randrange(2**60)}" for _ in range(2)]
 
 
+def longer(seed: int) -> float:
+    """Returns by how much the judge's times are longer, so that no table has them: 1 for those that everybody has."""
+    return 1 + seed_of(seed) % 64 / 64 if seed else 1
+
+
 def traces(step: str, n: int, slower: float) -> list[Trace]:
     """Returns n ranks of a step of this name: each computes, comes to a call, computes on, and waits. slower: a factor."""
     number = int(step.removeprefix(_DRAWN))
@@ -215,7 +222,8 @@ def traces(step: str, n: int, slower: float) -> list[Trace]:
         for rank in range(n):
             for _ in range(computing[1]):
                 computes(rank)
-            started, now[rank] = now[rank], max(now[rank], end)
+            started = now[rank]
+            now[rank] = max(started, end)
             spans[rank].append(Span("wait", WAIT, started, now[rank], call))
     found = []
     for i, (own_spans, moments) in enumerate(zip(spans, arrived, strict=True)):

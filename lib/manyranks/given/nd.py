@@ -212,7 +212,8 @@ class _Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
-            self.before, self.done = [*self.before, self.done], 0
+            self.before.append(self.done)
+            self.done = 0
         elif func is torch.ops.aten.mm.default:
             self.done += 2 * args[0].numel() * args[1].shape[1]
         return func(*args, **(kwargs or {}))
@@ -314,9 +315,8 @@ def _spans(sick: Sick, calls: list[list[Call]], flops: Sequence[list[int]]) -> l
     clocks, spans, came = [0.0] * len(calls), [[] for _ in calls], {}
     left = [list(zip(*both, strict=True)) for both in zip(calls, flops, strict=True)]
     while any(left):
-        for rank, (call, before) in [(rank, ahead[0]) for rank, ahead in enumerate(left) if ahead]:
-            if (call.number, rank) in came:
-                continue
+        coming = [(rank, ahead[0]) for rank, ahead in enumerate(left) if ahead and (ahead[0][0].number, rank) not in came]
+        for rank, (call, before) in coming:
             finished = clocks[rank] + before * _SECONDS_A_FLOP * _times(sick, COMPUTES, [rank])
             spans[rank] += [Span("compute", clocks[rank], finished)] if before else []
             came[call.number, rank] = finished
@@ -497,4 +497,4 @@ def _why(plan: Plan) -> str:
     slow = "slower than the baseline" if time.seconds > 1.05 * baseline.seconds else "the baseline itself, or just as slow"
     slow = f"that is {slow}: look at where its time goes, theory.step.estimate(…).parts; "
     said = ", ".join(f"{name} {part:.3f} s" for name, part in parts if part >= 0.0005)
-    return f"{slow * (time.seconds >= 0.99 * baseline.seconds)}of the step, {said}; {cause}"
+    return f"{slow if time.seconds >= 0.99 * baseline.seconds else ''}of the step, {said}; {cause}"

@@ -196,7 +196,7 @@ SHARD, FEATURES, ROWS = 3, 64, 2  # positions a rank, numbers a position, units 
 
 def cases_of_both(summing: bool, n: int) -> tuple[Case, ...]:
     t, pairs = in_pairs(n)
-    unused = ", one of them not used on one rank" * (not summing)
+    unused = "" if summing else ", one of them not used on one rank"
     second = (Case(t, f"{pairs}three tensors{unused}", unused=not summing),) if t < n or not summing else ()
     return Case(n, "three tensors"), *second, Case(n, "one tensor", alone=True)
 
@@ -229,7 +229,7 @@ def of_mlp(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeML
 
 def cases_of_attention(n: int) -> tuple[Case, ...]:
     """Returns cases with enough key/value heads, and with some that ranks share; of 4 ranks, these also in two pairs."""
-    pairs = {t: "in two pairs, " * (t < n) for t, _, _ in _HEADS[n]}
+    pairs = {t: "in two pairs, " if t < n else "" for t, _, _ in _HEADS[n]}
     return tuple(Case(t, f"{pairs[t]}{q} heads, {kv} of keys and values", heads=(q, kv)) for t, q, kv in _HEADS[n])
 
 
@@ -347,7 +347,8 @@ def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch
     watch.mark("backward")
     result.backward(up)
     watch.mark("over")
-    got, x.grad = gradients({"x": x} | dict(module.named_parameters())), None
+    got = gradients({"x": x} | dict(module.named_parameters()))
+    x.grad = None
     without = plain(x, seeds[0])
     masks = [(result - x).detach(), *((module(x, seed) - x).detach() for seed in seeds[1:])]
     masks = [mask / (without - x).detach() * (1 - p) for mask in masks]

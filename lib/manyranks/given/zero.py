@@ -73,7 +73,8 @@ class Training(NamedTuple):
     finishes: bool = False
 
     def __str__(self) -> str:
-        return f"in {len(self.batches)} steps of {self.optimizer}" + ", each of two backward passes" * self.finishes
+        passes = ", each of two backward passes" if self.finishes else ""
+        return f"in {len(self.batches)} steps of {self.optimizer}{passes}"
 
 
 def trained(rank: int, seed: int, batches: int) -> tuple[nn.ModuleList, list[Batch]]:
@@ -427,4 +428,5 @@ class Unit:
             if p.requires_grad:
                 row = torch.cat(pieces(torch.zeros_like(p) if p.grad is None else p.grad)) / dist.get_world_size()
                 dist.reduce_scatter_single(mean := torch.empty_like(shard), row)
-                shard.grad, p.grad = mean, None
+                shard.grad = mean
+                p.grad = None

@@ -8,17 +8,20 @@ import sys
 import warnings
 from codeop import Compile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from inspect import isclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
-from manyranks.grade.alone import without_a_group
 from manyranks.world import cells
 
 _ran: set[tuple] = set()  # on a rank: the cells that have run among its variables
+# of torch.distributed, what it knows of groups by name
+_KEPT = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_group_count", "_tags_to_pg", "_pg_to_tag")
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,31 @@ def _modes_of_their_own() -> Iterator[None]:
             torch.set_num_threads(threads)
             sys.setrecursionlimit(recursion)
             gc.enable()
+
+
+@contextmanager
+def without_a_group() -> Iterator[None]:
+    """Hides the rank's process group while cells run that were written for a notebook, which has none.
+
+    Groups that are made meanwhile are destroyed, as the end of a notebook does it.
+    """
+    kept, world = {name: getattr(c10d, name) for name in _KEPT}, vars(c10d._world).copy()
+    _put_back({name: type(value)() for name, value in kept.items()}, vars(c10d._World()))
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # there may be none
+            dist.destroy_process_group()
+        _put_back(kept, world)
+
+
+def _put_back(kept: dict, world: dict) -> None:
+    c10d._unregister_all_process_groups()
+    vars(c10d).update(kept)
+    vars(c10d._world).update(world)
+    c10d._update_default_pg(c10d._world.default_pg)
+    for group, name in c10d._pg_names.items():
+        c10d._register_process_group(name, group)
 
 
 @without_a_group()

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyranks import grade
-from manyranks.grade import check, trial
-from manyranks.grade.check import Mistake, Record, Task
+from manyranks.grade.check import Record, Task, looks
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.fingerprints import Print, fact
+from manyranks.measure.mistakes import Mistake, changed
 from manyranks.world.strangers.trouble import ending
 
 RIGHT, ALSO, MISTAKE = "right", "also right", "mistake"
@@ -137,7 +137,7 @@ def mistake_of(task: Task, answer: Answer, done: list[Trial], record: Record) ->
     differs = {}
     for one in done:
         pairs = zip(one.seen, record.right[one.key], strict=True) if one.seen else ()
-        facts = [check.changed(check.looks(task, got), check.looks(task, right)) for got, right in pairs]
+        facts = [changed(looks(task, got), looks(task, right)) for got, right in pairs]
         if any(facts):
             differs[one.key] = facts
     troubles = {one.key: ending(one.trouble) for one in done if one.trouble}
@@ -145,10 +145,10 @@ def mistake_of(task: Task, answer: Answer, done: list[Trial], record: Record) ->
 
 
 class Solved:
-    """Records that are made here and now, with numbers that no learner has seen. file: solutions/<exercise>/mistakes.py."""
+    """Records that are made here and now. file: solutions/<exercise>/mistakes.py; seed: of numbers that nobody has seen."""
 
-    def __init__(self, file: Path):
-        self._answers = answers(file)
+    def __init__(self, file: Path, seed: int):
+        self._answers, self._seed = answers(file), seed
         self._ran: dict[Answer, list[Trial]] = {}
 
     def right(self, task: Task) -> Record:
@@ -160,11 +160,11 @@ class Solved:
         return record_of(task, self._runs(task, RIGHT, MISTAKE))
 
     def _runs(self, task: Task, *kinds: str) -> list[tuple[Answer, list[Trial]]]:
+        task = replace(task, seed=self._seed)
         own = [answer for answer in self._answers if answer.task == task.name and answer.kind in kinds]
         for answer in own:
             if answer not in self._ran and (answer.kind == RIGHT or answer.hint):
-                with trial.unconfined():
-                    self._ran[answer] = tried(task, answer)[1]
+                self._ran[answer] = tried(task, answer)[1]
         found = [(answer, self._ran[answer]) for answer in own if answer in self._ran]
         for answer, done in found:
             if answer.kind == RIGHT and any(one.trouble for one in done):

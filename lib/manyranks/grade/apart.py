@@ -19,7 +19,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -31,8 +31,10 @@ from manyranks.grade import answers, trial
 from manyranks.grade import check as checking
 from manyranks.grade.absent import Known, known, stand_in
 from manyranks.grade.answers import Solved, dumped
-from manyranks.grade.check import NOT_JUDGED, Line, Record, Report, Task, loaded
+from manyranks.grade.check import Record, Task, loaded
 from manyranks.grade.submission import Check, checks
+from manyranks.grade.trial import Terms
+from manyranks.report import NOT_JUDGED, Line, Report
 from manyranks.world import cells, limits
 from manyranks.world.errors import NotStarted, RankHung, WorldError
 from manyranks.world.fences import confine, sandbox
@@ -286,7 +288,8 @@ class Judge:
         return None if isinstance(told, _Read | _Asks) else told
 
     def _answer(self, case: _Case, asked: _Asks) -> None:
-        began, record, why = time.monotonic(), b"", ""
+        began = time.monotonic()
+        record, why = b"", ""
         try:
             record = self._record(asked)
         except Exception as error:  # also of a task of the teacher's own
@@ -302,15 +305,11 @@ class Judge:
             return self._records[asked]
         if asked.exercise not in self._solved:
             file = self._solutions / asked.exercise / "mistakes.py"
-            self._solved[asked.exercise] = Solved(file) if file.exists() else None
+            self._solved[asked.exercise] = Solved(file, self._seed) if file.exists() else None
         if (solved := self._solved[asked.exercise]) is None:
             return b""
         task = answers.tasks(asked.exercise)[asked.task]
-        before, trial.seed = trial.seed, self._seed
-        try:
-            record = solved.whole(task) if asked.whole else solved.right(task)
-        finally:
-            trial.seed = before
+        record = solved.whole(task) if asked.whole else solved.right(task)
         self._records[asked] = dumped({asked.task: record}).encode()
         return self._records[asked]
 
@@ -371,9 +370,8 @@ def _live(read: Callable[[], NotebookNode], ranks: Confined, seed: int, above: s
         confine.limit(_FILE, _MEMORY)
         local.use(server)
         threading.Thread(target=_look_at_the_disk, args=(ranks.seen, server), daemon=True).start()
-        trial.confined, trial.budget = ranks, trial.Budget(_SUBMISSION)
         cells.only_remembered = True
-        _Court(above, seed).judge(read)
+        _Court(above, seed, Terms(ranks, _SUBMISSION)).judge(read)
     finally:
         os._exit(1)
 
@@ -392,10 +390,15 @@ def _may_compute(seconds: float) -> None:
 
 
 class _Court:
-    """The judging process. above: the one that knows what is right; seed: of numbers that nobody has seen."""
+    """The judging process.
 
-    def __init__(self, above: socket.socket, seed: int):
-        self._above, self._seed = above, seed
+    above: the one that knows what is right
+    seed: of numbers that nobody has seen
+    terms: on which the submission's code runs
+    """
+
+    def __init__(self, above: socket.socket, seed: int, terms: Terms):
+        self._above, self._seed, self._terms = above, seed, terms
         self._never_end: Known | None = None  # what is said of cells that took too long: those below them run no more
 
     def judge(self, read: Callable[[], NotebookNode]) -> None:
@@ -408,7 +411,8 @@ class _Court:
         self._tell(_Read())
         _may_compute(_READING + _JUDGING)
         for one in found:
-            started, missed = time.monotonic(), ""
+            started = time.monotonic()
+            missed = ""
             try:
                 report = self._checked(one)
             except NotStarted as error:
@@ -426,10 +430,10 @@ class _Court:
 
     def _checked(self, check: Check) -> Report:
         task = _task(check)
-        if trial.budget.left <= 0:
+        if self._terms.left <= 0:
             took = f"the cells and checks above it took more than {_SUBMISSION:.0f} s"
             return _no_points(check, "has time", took, "look at those that take long, or are not over")
-        told, late = (self._never_end, False) if self._never_end else _asked(check)
+        told, late = (self._never_end, False) if self._never_end else _asked(check, self._terms)
         self._never_end = self._never_end or (told if late else None)
         if told.kind == "missing":
             hint = "restart the kernel, run all cells, and look at this one"
@@ -437,11 +441,10 @@ class _Court:
         answer = stand_in(check.source, check.name, told) if told.kind in ("class", "function") else told.kind
         if not isinstance(task, Task):
             raise ValueError(f"grade.{'.'.join(check.call)} is no task")
-        trial.seed = 0  # the library's own
         if not callable(answer) or (right := self._record(task, whole=False)) is None:
-            return task(answer)
-        trial.seed = self._seed
-        tried = task.tried(answer)
+            return checking.check(task, answer, checking.shipped(task.exercise)[task.name], self._terms)
+        task = replace(task, seed=self._seed)
+        tried = task.tried(answer, self._terms)
         report = checking.report(task, answer, tried, right)
         if report.passed or (tried[-1].trouble and tried[-1].trouble.unwritten):
             return report
@@ -468,15 +471,15 @@ def _task(check: Check) -> object:
     return found
 
 
-def _asked(check: Check) -> tuple[Known, bool]:
+def _asked(check: Check, terms: Terms) -> tuple[Known, bool]:
     """Asks a rank about the learner's object, once the cells have run; notes whether they took too long."""
     try:
-        with World(1, backend="gloo", timeout=trial.CELLS, confined=trial.confined) as world:
+        with World(1, backend="gloo", timeout=trial.CELLS, confined=terms.fences) as world:
             world.patience = trial.PATIENCE
             try:
                 told = msgspec.convert(world.run(known, check.source, check.name)[0], Known)
             finally:
-                trial.spent(world, trial.FREE)
+                terms.spend(world, trial.FREE)
         return told._replace(kind=told.kind[:_WORDS], error=told.error[:_WORDS]), False
     except NotStarted:
         raise

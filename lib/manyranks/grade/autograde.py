@@ -30,7 +30,7 @@ from traitlets import Bool
 from traitlets.log import get_logger
 
 from manyranks.grade import apart, submission
-from manyranks.grade.check import NOT_JUDGED
+from manyranks.report import NOT_JUDGED
 from manyranks.world.strangers.scratch import TEXT, as_it_is, in_plain_letters, refused, upright, within_limits
 from manyranks.world.strangers.trouble import printable
 
@@ -141,7 +141,8 @@ class Tidied(NbGraderPreprocessor):
             told, name = cell.metadata.get("nbgrader"), submission.grade_id(cell)
             text = f"{cell.source}".encode(errors="backslashreplace").decode()  # half a letter cannot be written
             text = text[: None if cell.cell_type == "code" else min(TEXT, left)]  # pictures may be in a text
-            left -= len(text) * (cell.cell_type != "code")
+            if cell.cell_type != "code":
+                left -= len(text)
             cells.insert(0, _NEW[cell.cell_type](text))
             if _ID.fullmatch(name) and name not in seen and len(seen) < _MOST:
                 seen.add(name)

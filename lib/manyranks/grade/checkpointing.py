@@ -16,9 +16,9 @@ from manyranks.given import checkpointing as model
 from manyranks.given.checkpointing import HIDDEN, ROWS, Function, Scene, checked
 from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, both, facts, if_done, values
-from manyranks.grade.learner import Ready
-from manyranks.grade.trial import Trial
+from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, both, facts, if_done, rank_by_rank, values
+from manyranks.grade.learner import Allowed
+from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.journal import Stopped
 from manyranks.measure.watch import Watch
 
@@ -39,9 +39,9 @@ _ADVICE = (  # what Python and torch say with names of the learner's
     (r"a leaf Variable that requires grad|modified by an inplace", "leave x as it is: work on x.detach()"),
 )
 _YOURSELF = "call the `checkpoint` that you are given; where none is, write it yourself, with a torch.autograd.Function"
-_READY = Ready((f"{model.__name__}.Function",), hint=_YOURSELF)
-_HANDED = _READY._replace(given=(*_READY.given, f"{model.__name__}.Checkpoint"))
-_Task = partial(Task, "04_checkpointing", part=True, ready=_READY)
+_ALLOWED = Allowed((f"{model.__name__}.Function",), hint=_YOURSELF)
+_HANDED = _ALLOWED._replace(given=(*_ALLOWED.given, f"{model.__name__}.Checkpoint"))
+_Task = partial(Task, "04_checkpointing", part=True, allowed=_ALLOWED)
 _FORWARD = "what forward runs"
 _holds = if_done(lambda seen: seen.results[_FORWARD] != "nothing", partial(at_most, unit=as_bytes))
 
@@ -71,8 +71,8 @@ def _after(one: Judge, other: Judge) -> Judge:
     """Makes the second judge one that judges only where the first is content."""
 
     def verdict(trial: Trial, right: Right) -> Verdict:
-        ready = one.verdict(trial, right).ok
-        return other.verdict(trial, right) if ready else Verdict(None, "not judged, for more than that was kept")
+        content = one.verdict(trial, right).ok
+        return other.verdict(trial, right) if content else Verdict(None, "not judged, for more than that was kept")
 
     return other._replace(verdict=verdict)
 
@@ -132,7 +132,7 @@ def _segments(again: list[int], n: int) -> dict:
     runs = [again[first:end] for first, end in pairwise([0, *ends, len(again)])][::-1]
     if [k for run in runs for k in run] != list(range(len(again))):
         return {"the cut into segments": None, "the last segment": None}
-    lengths = [len(run) for run in runs if run] + [n - len(again)] * (len(again) < n)
+    lengths = [len(run) for run in runs if run] + ([n - len(again)] if len(again) < n else [])
     return {
         "what backward runs": "segment after segment, the last one first",
         "the last segment": "in a checkpoint" if len(again) == n else "without a checkpoint",
@@ -142,7 +142,7 @@ def _segments(again: list[int], n: int) -> dict:
 
 _ROOM = 2 * 8 * model.ROWS * HIDDEN  # bytes: of operators that compute
 _CHECKPOINTS = (
-    "forward runs each layer once, in order. N layers are round(√N) segments, which differ by one at most, the longer ones "
+    "forward runs each layer once, in order. L layers are round(√L) segments, which differ by one at most, the longer ones "
     "first: each but the last is one call of checkpoint, and backward runs the one before the last again, then those before"
 )
 _INPUTS = "what is kept: the inputs of the segments before the last, and all that the last one's layers keep"
@@ -161,7 +161,7 @@ checkpoint_sqrt = _Task(
     make=_of_layers,
     more=lambda random: [f"with {(c := random.randint(3, 5)) ** 2 + k * c + random.randint(1, c)} layers" for k in (0, 1)],
     worlds=(1,),
-    ready=_HANDED,
+    allowed=_HANDED,
     advice=(
         (r"'Tensor' object is not callable", "checkpoint(function, x): the function comes first"),
         (
@@ -207,7 +207,7 @@ selective = _Task(
     make=lambda case, rank, n, seed: (seed_of(seed, "begins"), normal((ROWS, HIDDEN), seed)),
     cases=("a layer with attention",),
     worlds=(1,),
-    ready=_HANDED,
+    allowed=_HANDED,
     advice=(
         (
             r"'Tensor' object is not callable",
@@ -267,16 +267,15 @@ def _shared(given: model.Begun, answer: Callable, watch: Watch) -> dict:
     return model.train(given, answer, watch, (group,), 8 * -(-given.x.numel() // dist.get_world_size(group)))
 
 
-def _in_group(trial: Trial, right: Right) -> Verdict:
-    for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-        got, must = ({len(call.ranks) for call in one.calls} for one in (seen, should))
-        if got - must:
-            return Verdict(False, f"rank {rank} made a call among {max(got)} ranks; its group has {max(must)}", _GROUP)
-    return Verdict(True)
+def _too_many(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
+    got, must = ({len(call.ranks) for call in one.calls} for one in (seen, should))
+    if got - must:
+        return Verdict(False, f"rank {rank} made a call among {max(got)} ranks; its group has {max(must)}", _GROUP)
 
 
 def _scenes(n: int) -> tuple[Scene, ...]:
-    t, where, odd = 2 if n == 4 else n, "in two pairs, " * (n == 4), {"rows": 397, "hidden": 23}
+    t, where = (2, "in two pairs, ") if n == 4 else (n, "")
+    odd = {"rows": 397, "hidden": 23}
     return (
         Scene(f"{where}two checkpoints", "LL", **odd),
         Scene(f"{where}with {t + 1} elements", off=True, rows=t + 1, hidden=1),
@@ -290,10 +289,10 @@ _SHARE = "a share has 1/t of x. Is x still in a closure or on ctx? Is the share 
 _SHARES = _holds(0.3, "keeps shares only", "kept", _SHARE)
 _GATHERS = "forward sends nothing; in backward, one all-gather for each checkpoint, to which each rank gives its share"
 _WHEN = "each checkpoint, the last one first, gathers once and then runs its function again"
-_ROUND = Judge(
+_ROUND = rank_by_rank(
     0.3,
     "makes one all-gather of a share for each checkpoint, in backward",
-    _in_group,
+    _too_many,
     lambda seen: {"ranks": sorted({len(call.ranks) for call in seen.calls})},
 )
 shared_checkpoint = _Task(

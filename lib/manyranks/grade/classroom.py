@@ -22,8 +22,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from manyranks.grade import apart
-from manyranks.grade.check import NOT_JUDGED, Report
 from manyranks.grade.submission import called, checks, grade_id, is_check
+from manyranks.report import NOT_JUDGED, Report
 from manyranks.world.fences import confine
 from manyranks.world.strangers.handed_in import Submission, submissions
 from manyranks.world.strangers.scratch import contents

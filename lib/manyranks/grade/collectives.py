@@ -14,15 +14,15 @@ from torch import Tensor
 
 from manyranks.given.numbers import whole
 from manyranks.grade.check import Task
-from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, facts, messages, values
-from manyranks.grade.learner import Ready, plain
-from manyranks.grade.trial import Make, Sent, Trial
+from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, facts, messages, rank_by_rank, values
+from manyranks.grade.learner import NO_RANK, Allowed, plain
+from manyranks.grade.trial import Make, Seen, Sent, Trial
 from manyranks.measure.fingerprints import same, size
 from manyranks.measure.watch import Watch
 from manyranks.world.strangers.trouble import SAME_CHUNK
 
 _EXERCISE = "01_collectives"
-_READY = Ready(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv", only=("send", "recv"))
+_ALLOWED = Allowed(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv", only=("send", "recv"))
 _LARGE, _SMALL = 250_007, 7  # elements: odd, and neither can be cut into 3 equal chunks
 _TREE = "in the round of distance d, each place that is a multiple of 2d sends to place + d, where that exists"
 _RING = "in this ring, rank r sends to rank r − 1 only, modulo N"
@@ -119,7 +119,8 @@ def _other_chunk(trial: Trial, right: Right, chunks: Chunks) -> str:
         met = Counter()
         for entry in trial.notes.get(rank, []):
             who = entry.op, entry.peer
-            k, met[who] = met[who], met[who] + 1
+            k = met[who]
+            met[who] += 1
             must = [_elements(call) for call in should.calls if (call.op, call.peer) == who][k : k + 1]
             if must and entry.elements != must[0]:
                 room = entry.op == "recv"
@@ -135,28 +136,29 @@ def _elements(call: Sent) -> int:
     return call.bytes // getattr(torch, call.dtype).itemsize
 
 
-def _bytes(whole: bool, chunks: Chunks) -> Judge:
-    """Judges that each rank sends as many bytes as it must. whole: whether a message has the whole tensor."""
+def _bytes(whole_tensor: bool, chunks: Chunks) -> Judge:
+    """Judges that each rank sends as many bytes as it must. whole_tensor: whether a message has the whole tensor."""
 
-    def sent(seen) -> list[int]:
+    def sent(seen: Seen) -> list[int]:
         return [call.bytes for call in seen.calls if call.op == "send"]
 
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        everything = trial.case.elements * getattr(torch, trial.case.dtype).itemsize
-        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-            got, must = sent(seen), sent(should)
-            if sum(got) != sum(must):
-                there, here = apart(*(size(sum(each)) for each in (got, must)), sum(got), sum(must))
-                found = f"rank {rank} sent {there}; right is {here}"
-                if not any(sent(one) for one in trial.seen):
-                    return Verdict(False, found, NOTHING)
-                if not whole and set(got) == {everything}:
-                    return Verdict(False, found, f"every message is the whole tensor: {_WHOLE_TENSOR}")
-                return Verdict(False, found, chunks.sent if len(got) == len(must) else "")
-        return Verdict(True)
+    def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
+        got, must = sent(seen), sent(should)
+        if sum(got) == sum(must):
+            return None
+        there, here = apart(*(size(sum(each)) for each in (got, must)), sum(got), sum(must))
+        found = f"rank {rank} sent {there}; right is {here}"
+        if not any(sent(one) for one in trial.seen):
+            return Verdict(False, found, NOTHING)
+        if not whole_tensor and set(got) == {trial.case.elements * getattr(torch, trial.case.dtype).itemsize}:
+            return Verdict(False, found, f"every message is the whole tensor: {_WHOLE_TENSOR}")
+        return Verdict(False, found, chunks.sent if len(got) == len(must) else "")
 
-    judge = Judge(0.25, "sends no more and no less than it must", verdict, lambda seen: {"sent": sent(seen)}, last=True)
-    return judge._replace(early=lambda trial, right: _other_chunk(trial, right, chunks))
+    def early(trial: Trial, right: Right) -> str:
+        return _other_chunk(trial, right, chunks)
+
+    what = "sends no more and no less than it must"
+    return rank_by_rank(0.25, what, wrong, lambda seen: {"sent": sent(seen)}, last=True, early=early)
 
 
 def _task(
@@ -168,7 +170,7 @@ def _task(
     chunks: for messages with the wrong chunk
     also: what it's judged by beside
     """
-    judge = (
+    judges = (
         _right_values("shard" if "shard" in call else "x_E"),
         _bytes("root" in call, chunks),
         messages(0.15, "sends its messages to the right ranks", in_order="pairwise" not in call, hint=hint),
@@ -183,11 +185,11 @@ def _task(
     )
     advice = (
         ("(to|from) itself", _ITSELF["root" in call]),
-        ("is not in this group", "a rank is a number from 0 to N − 1: what does % N do to the others?"),
+        NO_RANK,
         ("The size of tensor a|the broadcast shape", more.pop("unlike", f"{SAME_CHUNK} {_CUTS}")),
     )
     more |= {"advice": advice, "more": lambda random: [Call(random.randint(8, 999), cases[0].dtype, random.randint(0, 9))]}
-    return Task(_EXERCISE, call, points, _called, judge, cases, make=make, ready=_READY, **more)
+    return Task(_EXERCISE, call, points, _called, judges, cases, make=make, allowed=_ALLOWED, **more)
 
 
 def _divisions(trial: Trial, right: Right) -> Verdict:

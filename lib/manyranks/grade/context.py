@@ -11,7 +11,7 @@ from torch import Tensor
 from manyranks.given.context import HIDDEN, LARGE, ORDINARY, Case, Drawn, Helpers, Parts, layouts, parts_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import at_most, by_phase, calls, facts, sent, values
-from manyranks.grade.learner import Ready, error_of
+from manyranks.grade.learner import Allowed, error_of, on_ctx, pair
 from manyranks.grade.trial import Sent
 from manyranks.measure.fingerprints import form_of, size
 from manyranks.measure.journal import Stopped, kind_of
@@ -25,12 +25,11 @@ _ADVICE = (
 )
 
 
-def _handing(*names: str) -> Ready:
-    return Ready(tuple(f"{Helpers.__module__}.Helpers.{name}" for name in names))
+def _handing(*names: str) -> Allowed:
+    return Allowed(tuple(f"{Helpers.__module__}.Helpers.{name}" for name in names))
 
 
-def _task(call: str, points: float, run: Callable, judge: tuple, cases: Any, advice: tuple = (), **more) -> Task:
-    return Task("07_context", call, points, run, judge, cases, part=True, advice=(*advice, *_ADVICE), **more)
+_task = partial(Task, "07_context", part=True, common=_ADVICE)
 
 
 def _changed(given: dict[str, Tensor], before: dict[str, Tensor]) -> str:
@@ -48,9 +47,8 @@ def _tensor(value: Any, shape: torch.Size, what: str, hint: str) -> Tensor:
 
 def _pair(value: Any, shape: torch.Size, call: str) -> tuple[Tensor, Tensor]:
     hint = "it returns one pair, (o_SBAD, lse_SBA)"
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise Stopped(f"{call} returned {kind_of(value)}", hint)
-    return _tensor(value[0], shape, "o", hint), _tensor(value[1], shape[:-1], "lse", hint)
+    o, lse = pair(value, call, hint)
+    return _tensor(o, shape, "o", hint), _tensor(lse, shape[:-1], "lse", hint)
 
 
 # Task 1: parts of a result
@@ -85,7 +83,7 @@ _PAIRS = (
     "parts is a list of pairs, o_SBAD and lse_SBA: lse[..., None] has a place for D",
 )
 _DRAWN = {"make": lambda case, *where: (case.kind, case.drawn(*where))}
-merge = _task("merge(parts)", 3, _merge, _MERGED, _PARTS, (_PAIRS,), worlds=(1,), **_DRAWN)
+merge = _task("merge(parts)", 3, _merge, _MERGED, _PARTS, advice=(_PAIRS,), worlds=(1,), **_DRAWN)
 
 # Task 2: a layout
 
@@ -97,7 +95,8 @@ def _positions(own: tuple[dict, tuple], function: Callable, watch: Watch) -> dic
     found, (chunks, odds) = {}, own
     for n, chunk in chunks.items():
         for rank in range(n):
-            got, right = function(2 * n * chunk, rank, n), torch.empty(2 * chunk, dtype=torch.int64)
+            got = function(2 * n * chunk, rank, n)
+            right = torch.empty(2 * chunk, dtype=torch.int64)
             if not isinstance(got, Tensor) or form_of(got) != form_of(right):
                 what = form_of(got) if isinstance(got, Tensor) else kind_of(got)
                 raise Stopped(f"positions returned {what}; right is a tensor, {form_of(right)}", _INTEGERS)
@@ -118,10 +117,11 @@ positions = _task("positions(seq, rank, n)", 2, _positions, _PLACED, _SIZES, **_
 def _unshard(own: list[dict[str, Tensor]], function: Callable, watch: Watch) -> dict:
     found, changed = {}, []
     for given in own:
-        n, before, (length, *rest) = len(given), deepcopy(given), given["part 0"].shape
-        got, hint = function([*given.values()]), "it returns the whole sequence, [N·S, …]"
-        shape = torch.Size((n * length, *rest))
-        found[f"the whole of {n} part{'s' * (n > 1)}"] = _tensor(got, shape, "what unshard returned", hint)
+        n, (length, *rest) = len(given), given["part 0"].shape
+        shape, hint = torch.Size((n * length, *rest)), "it returns the whole sequence, [N·S, …]"
+        before = deepcopy(given)
+        got = function([*given.values()])
+        found[f"the whole of {n} part{'s' if n > 1 else ''}"] = _tensor(got, shape, "what unshard returned", hint)
         changed.append(_changed(given, before))
     return found | {_CHANGED: next((name for name in changed if name != "nothing"), "nothing")}
 
@@ -131,7 +131,7 @@ _ANY = (
     "IndexError|must match|mismatch|not enough values|expand",
     "parts may be any tensors whose first dimension is the sequence, as many as there are ranks",
 )
-unshard = _task("unshard(parts)", 2, _unshard, (_IN_ORDER,), _SIZES, (_ANY,), worlds=(1,), make=parts_of)
+unshard = _task("unshard(parts)", 2, _unshard, (_IN_ORDER,), _SIZES, advice=(_ANY,), worlds=(1,), make=parts_of)
 
 # Task 3: the ring, forward
 
@@ -198,8 +198,8 @@ _HALVES = (
 _EACH_HOP = "attend(q, k, v, positions[r], positions[(r + hop) % N]), or halves of these, merged over N hops"
 _CALL = "ring_forward(q_SBAD, k_SBGD, v_SBGD, positions, attend, merge)"
 ring_forward = _task(
-    *(_CALL, 6, _ring_forward, _TURNED, _and_long, _HALVES),
-    **{"unexplained": _EACH_HOP, "ready": _handing("attend", "merge"), "make": Case.drawn},
+    *(_CALL, 6, _ring_forward, _TURNED, _and_long),
+    **{"advice": _HALVES, "unexplained": _EACH_HOP, "allowed": _handing("attend", "merge"), "make": Case.drawn},
 )
 
 # Task 4: the ring, backward
@@ -250,21 +250,15 @@ _RETURNED = (
     _least,
     at_most(0.1, "keeps q, k, v, o and lse for backward", "keeps", _SAVES, 300, "{name} has {got}; right is {right}", size),
 )
-_CALLED = (
-    (
-        r"forward\(\) (takes|missing)",
-        "the check calls Ring.apply(q, k, v, positions, ring, attend_backward): forward gets ctx first",
-    ),
-    (r"backward\(\) (takes|missing)", "backward gets ctx and do_SBAD"),
-)
+_CALLED = on_ctx("Ring.apply(q, k, v, positions, ring, attend_backward)", "do_SBAD")
 _PARTS_OF = (
     "dq is a sum over all blocks; dK and dV of a block are sums over all ranks' queries: the owner's part stays at home, the "
     "others' parts come home by message"
 )
 _CALL = "Ring.apply(q_SBAD, k_SBGD, v_SBGD, positions, ring, attend_backward)"
 _OWN = _handing("ring", "attend_backward")
-_MORE = {"unexplained": _PARTS_OF, "ready": _OWN, "make": Case.drawn}
-ring = _task(_CALL, 6, _ring, _RETURNED, _grouped, _CALLED, **_MORE)
+_MORE = {"unexplained": _PARTS_OF, "allowed": _OWN, "make": Case.drawn}
+ring = _task(_CALL, 6, _ring, _RETURNED, _grouped, advice=_CALLED, **_MORE)
 
 # Task 5: all-to-alls
 
@@ -317,5 +311,5 @@ _SHAPED = (
 _STEPS = "q, k, v: send heads to ranks, sort tokens; attention; the output: tokens in the order of ranks, send back, join heads"
 _CALL = "ulysses(q_SBAD, k_SBGD, v_SBGD, positions, attention)"
 _ATTENTION = _handing("attention")._replace(hint=_YOURSELF)
-_MORE = {"unexplained": _STEPS, "ready": _ATTENTION, "make": Case.drawn}
-ulysses = _task(_CALL, 5, _ulysses, _EXCHANGED, _dealt, (_SHAPED,), **_MORE)
+_MORE = {"unexplained": _STEPS, "allowed": _ATTENTION, "make": Case.drawn}
+ulysses = _task(_CALL, 5, _ulysses, _EXCHANGED, _dealt, advice=(_SHAPED,), **_MORE)

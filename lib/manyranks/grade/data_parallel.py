@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from manyranks.given.data_parallel import Batch, Toy, batch, learning
 from manyranks.given.numbers import EXACT, drawn
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, calls, facts, held, in_words, values
+from manyranks.grade.judges import Right, Verdict, calls, facts, held, parting, rank_by_rank, values
 from manyranks.grade.learner import NOTHING_GIVEN, arguments, made, refuse_class
-from manyranks.grade.trial import Seen, Sent, Trial
+from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch, gradients
 
@@ -96,7 +96,7 @@ def _by_bucket(among: list[Sent]) -> list[str]:
 def _by_parameter(among: list[Sent]) -> list[str]:
     """The all-reduces in any order; of numbers, which no parameter is as small as, how many there are."""
     numbers = [call for call in among if call.op == "all_reduce" and call.bytes <= _NUMBER]
-    counted = [f"{len(numbers)} number{'s' * (len(numbers) > 1)}"] if numbers else []
+    counted = [f"{len(numbers)} number{'s' if len(numbers) > 1 else ''}"] if numbers else []
     return counted + sorted(f"{call.op} of {call.bytes:,} bytes" for call in among if call not in numbers)
 
 
@@ -120,7 +120,7 @@ _ONE = "make the row of one bucket, reduce it, write it back, and only then make
 _ROWS_HELD = held(0.2, "holds the rows of one bucket at a time", peak=_A_ROW + _SMALL, hint=_ONE)
 _ALIKE = values(0.4, "gives all ranks rank 0's parameters and buffers", "^(?!a view)")
 _INTO = "the tensor has moved to other memory, as `tensor.data = …` does: copy into the memory it has, which views go on to use"
-_IN_PLACE = facts(0.2, "writes into the memory that the model's tensors have", "^a view", _INTO)._replace(needs=1)
+_IN_PLACE = facts(0.2, "writes into the memory that the model's tensors have", "^a view", _INTO, needs=1)
 _EACH_ONCE = calls(0.4, "sends each tensor once", _by_bucket, "one broadcast of each parameter and of each buffer, from rank 0")
 replicate = _task(
     "replicate(model)", 2, _replicate, (_ALIKE, _IN_PLACE, _EACH_ONCE), make=lambda case, rank, n, seed: Toy(seed, rank)
@@ -245,7 +245,7 @@ def _train(given: tuple[Toy, list[list[Batch]], bool], kind, watch: Watch) -> di
 
 
 def _made(kind, module: Toy):
-    """The learner's wrapper. Raises Stopped where it is none, or was ready."""
+    """The learner's wrapper. Raises Stopped where it is none, or is ready-made."""
     model = made(kind, NOTHING_GIVEN, _OVERLAPPED, ("__call__", "finish"), module, _FIRST, _CAP)
     for part in model.modules() if isinstance(model, nn.Module) else ():
         if part not in list(module.modules()):
@@ -263,31 +263,35 @@ def _no_sync(model):
     raise Stopped(f"no_sync() returned a {type(context).__name__}, which `with` cannot use", hint)
 
 
+def _in_words(event: Event) -> str:
+    """Writes an event in words: "gradient first.weight", "call all_reduce 1024", "wait", "mark F 0"."""
+    return f"{event.kind} {event.what}".strip() + (f" {event.bytes}" if event.kind == "call" else "")
+
+
 def _order(seen: Seen) -> dict:
     """Gradients, all-reduces, and who waits before finish() does: by step."""
     steps, place = [], ""
     for event in seen.events:
         place = event.what if event.kind == "mark" else place
         if event.kind in ("mark", "gradient") or (event.kind == "call" and event.what == "all_reduce"):
-            steps.append(in_words(event))
+            steps.append(_in_words(event))
         elif event.kind == "wait" and place in ("backward", "alone"):
             steps.append("wait")
     return {"order": steps}
 
 
-def _leaves_in_time(trial: Trial, right: Right) -> Verdict:
-    """Judges that each bucket leaves as soon as it is full and those before it have left; nobody waits while backward runs."""
-    for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-        got, must = ([*_order(one)["order"], "nothing more"] for one in (seen, should))
-        if got != must:
-            at = next(i for i, (one, other) in enumerate(zip(got, must, strict=False)) if one != other)
-            if got[at] == "wait":
-                return Verdict(False, f"rank {rank} waits for an all-reduce while backward runs", "wait in finish()")
-            steps, before = 1 + got[:at].count("mark step"), got[at - 1] if at else "the beginning"
-            found = f"rank {rank}, step {steps}: after {_said(before)} comes {_said(got[at])}; right is {_said(must[at])}"
-            inside = [step for step in must[:at] if step in ("mark alone", "mark forward")][-1:] == ["mark alone"]
-            return Verdict(False, found, _ALONE if inside else _LATE if must[at].startswith("call") else _COUNT)
-    return Verdict(True)
+def _leaves_late(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
+    """Finds a bucket that leaves before it is full, or later than it could, and who waits while backward runs."""
+    got, must = ([*_order(one)["order"], "nothing more"] for one in (seen, should))
+    if got == must:
+        return None
+    at = parting(got, must)
+    if got[at] == "wait":
+        return Verdict(False, f"rank {rank} waits for an all-reduce while backward runs", "wait in finish()")
+    steps, before = 1 + got[:at].count("mark step"), got[at - 1] if at else "the beginning"
+    found = f"rank {rank}, step {steps}: after {_said(before)} comes {_said(got[at])}; right is {_said(must[at])}"
+    inside = [step for step in must[:at] if step in ("mark alone", "mark forward")][-1:] == ["mark alone"]
+    return Verdict(False, found, _ALONE if inside else _LATE if must[at].startswith("call") else _COUNT)
 
 
 _PLACES = {"alone": "entering no_sync()", "forward": "the forward outside no_sync()", "backward": "its backward"}
@@ -317,10 +321,10 @@ def _keeps_little(trial: Trial, right: Right) -> Verdict:
 _WRAPPED = (
     values(0.4, "trains like one process on the whole batch"),
     calls(0.2, "sends each bucket once per step", _by_bucket, "one all-reduce per step for each bucket of `cut`, in its order"),
-    Judge(0.3, "sends each bucket as soon as it can leave", _leaves_in_time, _order),
+    rank_by_rank(0.3, "sends each bucket as soon as it can leave", _leaves_late, _order),
     _ROWS_KEPT._replace(verdict=_keeps_little),
 )
 _MEANS = "after finish(), parameter.grad is the mean over the ranks of all that this step's backward passes have added up"
-_BOTH = {"run": _train, "make": _steps, "judge": _WRAPPED, "unexplained": _MEANS}
+_BOTH = {"run": _train, "make": _steps, "judges": _WRAPPED, "unexplained": _MEANS}
 overlapped = _task(_OVERLAPPED, 6, cases=tuple(_RUNS)[:1], **_BOTH)
 no_sync = _task(f"{_OVERLAPPED}.no_sync()", 3, cases=tuple(_RUNS)[1:], **_BOTH)

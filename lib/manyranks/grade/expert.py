@@ -6,6 +6,7 @@ arrive. A task that needs the answer to another one gets an exchange of the chec
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,15 +16,15 @@ from torch import Tensor, nn
 from manyranks.given.expert import Case
 from manyranks.given.numbers import normal, seed_of, uneven
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, calls, facts, silent, values
-from manyranks.grade.learner import NOTHING_GIVEN, Ready, items, plain, refuse_class, whole
+from manyranks.grade.judges import calls, facts, silent, values
+from manyranks.grade.learner import NOTHING_GIVEN, Allowed, items, on_ctx, plain, refuse_class, whole
 from manyranks.grade.trial import Sent
 from manyranks.measure.fingerprints import same
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Compared, Watch, gradients
 from manyranks.parallel.expert import dispatch as ready
 
-_READY = Ready((f"{__name__}._handed",))
+_ALLOWED = Allowed((f"{__name__}._handed",))
 _GRAPH = "no detach, no no_grad; rows travel by exchange, which all ranks call: what it returns has a graph, even without rows"
 _SPLITS = "all_to_all_single(out, x, received, sent): how many rows come stands before how many go; on the way back they swap"
 _TURNED = "those are the numbers of the other list: sent is how many rows go to each rank, received how many come from each"
@@ -34,7 +35,7 @@ _ADVICE = (
     ("because the unspecified dimension size -1", "a rank may have no tokens: no −1 in view or reshape, say each size"),
     ("waits in all_to_all #", "all ranks have to call it, also one without rows; what r sends to s, s has to expect from r"),
     ("could not infer output dtype", "counts are whole numbers: .double() before a mean"),
-    (r"forward\(\) (takes|missing)", "the check calls Exchange.apply(rows_SH, sent, received): forward gets ctx first"),
+    *on_ctx("Exchange.apply(rows_SH, sent, received)"),
     ("an incorrect number of gradients", "backward returns three: the rows' gradient, None, None"),
     ("an invalid gradient at index 0", "backward is forward with sent and received swapped"),
     ("(must|has to) be contiguous", "what is sent has to be contiguous, and out: rows.contiguous(), grad.contiguous()"),
@@ -49,7 +50,8 @@ def _called(function: Callable, given: dict, more: tuple, form: str, names: tupl
     for one in given.values():
         if isinstance(one, Tensor) and one.is_floating_point():
             one.requires_grad_()
-    before, found = deepcopy(given), function(*given.values(), *more)
+    before = deepcopy(given)
+    found = function(*given.values(), *more)
     found = [found] if len(names) == 1 else found
     if not isinstance(found, tuple | list) or len(found) != len(names):
         raise Stopped(f"what it returned is {kind_of(found)}", form)
@@ -96,9 +98,7 @@ def _handed(hint: str) -> Callable:
     return exchange
 
 
-def _task(points: int, call: str, run: Callable, judge: tuple[Judge, ...], cases: Callable, advice: tuple = (), **more) -> Task:
-    more = {"part": True, "ready": _READY, "advice": (*advice, *_ADVICE)} | more
-    return Task("08_expert", call, points, run, judge, cases, **more)
+_task = partial(Task, "08_expert", part=True, allowed=_ALLOWED, common=_ADVICE)
 
 
 _PAIR = "it returns (experts_KT, gates_KT), two tensors [K, T]: choices come first; the experts are int64, the gates float64"
@@ -116,7 +116,7 @@ def _routed(case: Case, rank: int, n: int, seed: int) -> tuple:
 _LOGITS = "the gates are made of the logits, without detach or no_grad, also in their sum; the bias only chooses"
 _ROUTERS = Case((7,), 12, 3, n=4, limit=2), Case((5,), 8, 2, n=4, limit=2, liked=-1000), Case((6,), 9, 3, n=3, limit=1)
 route = _task(
-    *(3, "route(logits_TE, bias_E, top_k, n, limit)", _script("logits_TE bias_E", _PAIR, _OF_PAIR)),
+    *("route(logits_TE, bias_E, top_k, n, limit)", 3, _script("logits_TE bias_E", _PAIR, _OF_PAIR)),
     (
         values(0.4, "chooses the right experts", "^experts|given", alone=True),
         facts(0.3, "the gates are right", "^gates|given", "the K chosen experts' scores ÷ their sum, no bias", each_world=True),
@@ -130,13 +130,13 @@ route = _task(
 
 
 _KEPT = "a gate that remains is not changed, and its gradient passes: no detach, no no_grad; the others are 0, and have none"
-_SILENT = silent(0.15, "asks no other rank", "each rank drops for itself: its own tokens are all that it needs to know")
+_ITS_OWN = "each rank drops for itself: its own tokens are all that it needs to know"
 drop = _task(
-    *(3, "drop(experts_KT, gates_KT, experts, factor)", _script("experts_KT gates_KT", _PAIR, _OF_PAIR)),
+    *("drop(experts_KT, gates_KT, experts, factor)", 3, _script("experts_KT gates_KT", _PAIR, _OF_PAIR)),
     (
         values(0.55, "drops the right copies", "^experts|given", alone=True),
         facts(0.3, "the gates and their gradients are right", "gates|given", _KEPT, each_world=True),
-        _SILENT._replace(each_world=True),
+        silent(0.15, "asks no other rank", _ITS_OWN, each_world=True),
     ),
     lambda n: (
         Case((16, 18, 13, 11)[:n], 2 * n, 2, factor=3 * n / 16, liked=3),
@@ -167,13 +167,13 @@ def _exchange(given: tuple[Tensor, list[int], list[int]], kind: Any, watch: Watc
 
 _ROWS = "one dist.all_to_all_single in forward, of the rows, and one in backward, of their gradients, and nothing else"
 exchange = _task(
-    *(3, "Exchange.apply(rows_SH, sent, received)", _exchange),
+    *("Exchange.apply(rows_SH, sent, received)", 3, _exchange),
     (
         values(0.6, "the rows and their gradients are right", ""),
         calls(0.4, "sends one all-to-all in each direction, without a row too many", hint=_ROWS),
     ),
     lambda n: (Case((5, 3, 6, 4)[:n], 3 * n, 2, 3), Case((3, 0, 2, 4)[:n], 2 * n, 1, 5, liked=-1000, strided=True)),
-    ready=NOTHING_GIVEN,
+    allowed=NOTHING_GIVEN,
     make=_rows,
     unexplained="forward: dist.all_to_all_single(out, rows, received, sent); backward: the same with the two lists swapped",
 )
@@ -217,7 +217,7 @@ def _counts(among: list[Sent]) -> list[str]:
 
 _COUNTS = "first one dist.all_to_all_single of E counts, int64: no other number has to travel; then the rows in one exchange"
 dispatch = _task(
-    *(5, "dispatch(x_TH, experts_KT, experts, exchange)", _dispatch),
+    *("dispatch(x_TH, experts_KT, experts, exchange)", 5, _dispatch),
     (
         values(0.35, "the rows, counts_L and way are right", "rows|counts|way|given"),
         facts(0.1, "the gradient of x is right", "gradient|given", "it is the sum of a token's copies'", each_world=True),
@@ -248,7 +248,7 @@ def _combine(given: tuple[Tensor, Tensor, tuple], function: Callable, watch: Wat
 
 _RESULTS = "one exchange of all results, back to where their rows came from, and nothing else: gates are where they are needed"
 combine = _task(
-    *(4, "combine(y_RH, gates_KT, way, exchange)", _combine),
+    *("combine(y_RH, gates_KT, way, exchange)", 4, _combine),
     (
         values(0.5, "each token's results come home, times their gates", "out|given"),
         facts(0.25, "the gradients of y and of the gates are right", "gradient|given", _GRAPH, each_world=True),
@@ -276,7 +276,7 @@ _STEP = "bias + speed · (1 − count / mean count), with all ranks' counts: who
 _LOSS_AND_BIAS = "it returns (loss, bias_E): a tensor with one number, and one of E numbers"
 _E_COUNTS = "all ranks have E counts, 0 for an expert that nobody chose there: bincount(minlength=E)"
 balance = _task(
-    *(3, "balance(probabilities_TE, experts_KT, bias_E, speed)"),
+    *("balance(probabilities_TE, experts_KT, bias_E, speed)", 3),
     _script("probabilities_TE experts_KT bias_E", _LOSS_AND_BIAS, ("the loss", "the new bias")),
     (
         values(0.4, "the loss and its gradient are one process's", "the loss|gradient|given"),
@@ -284,7 +284,7 @@ balance = _task(
         calls(0.3, "sends E counts, once", _numbers, _ONE_SUM),
     ),
     lambda n: (Case((5, 3, 6, 4)[:n], 2 * n, 2), Case((4, 0, 7, 2)[:n], 3 * n, 3)),
-    (("bytes to its all_reduce|must match the (existing )?size|size of tensor", _E_COUNTS),),
+    advice=(("bytes to its all_reduce|must match the (existing )?size|size of tensor", _E_COUNTS),),
     make=_loads,
     unexplained="counts of all ranks by one all-reduce; f = counts ÷ their sum; P = this rank's sum of probabilities · N ÷ all "
     "tokens; loss = E · Σ f·P; bias + speed · (1 − counts ÷ their mean)",
@@ -321,7 +321,7 @@ def _sums(among: list[Sent]) -> list[str]:
 _NOT_SKIPPED = "a parameter whose .grad is None counts as 0: who skips it sends fewer numbers than the others"
 _TWO_SUMS = "dist.all_reduce of one flat row of all that is dense, and of one of all of the rank's experts with group=replicas"
 average = _task(
-    *(3, "average(dense, experts, replicas)", _average),
+    *("average(dense, experts, replicas)", 3, _average),
     (
         values(0.55, "each gradient is that of the mean of all losses", ""),
         calls(0.45, "sums dense gradients over all ranks, and experts' over their replicas only, once each", _sums, _TWO_SUMS),

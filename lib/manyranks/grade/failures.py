@@ -15,21 +15,21 @@ from manyranks.given.disk import FOLDER, Disk
 from manyranks.given.failures import PATH, Checkpoints, Job, Odd, Replica, Resume, Roles, Save, Sick, weight
 from manyranks.grade.check import Task
 from manyranks.grade.judges import as_bytes, at_most, facts, little, values
-from manyranks.grade.learner import Ready, arguments, error_of, items, number, pair, plain, tensor, whole
+from manyranks.grade.learner import Allowed, arguments, dict_of, error_of, items, number, pair, plain, tensor, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 
-_task = partial(Task, "12_failures", ready=Ready((given.__name__, disks.__name__)))
+_task = partial(Task, "12_failures", allowed=Allowed((given.__name__, disks.__name__)))
 _alone = partial(_task, worlds=(1,))
-_at_most = partial(at_most, unit=as_bytes)
+_at_most = partial(at_most, unit=as_bytes, needs=1)
 
 # Task 1: a save that survives a crash. A rank records what happens to its files; what a power cut leaves of them is seen here.
 
 _OTHER, _ANY = f"{FOLDER}/rank-1.bin", "the old one or the new one"
 
 
-def _saved(given: tuple, function: Callable, watch: Watch) -> dict:
-    before, new, others, newer = given
+def _saved(own: tuple, function: Callable, watch: Watch) -> dict:
+    before, new, others, newer = own
     contents, errors, steps, seconds = [], [], [], []
 
     def second() -> None:  # another rank's save comes between two steps
@@ -76,17 +76,18 @@ def _in_words(content: bytes | None, known: dict[bytes | None, str]) -> str:
     return f"{len(content):,} of {full:,} bytes" if len(content) < full else "the bytes of two saves"
 
 
-def _cut(case: Save, given: tuple, found: Mapping[str, Any]) -> dict:
+def _cut(case: Save, own: tuple, found: Mapping[str, Any]) -> dict:
     """Returns what is judged of what a rank has recorded."""
     contents, records = [text.encode("latin-1") for text in found["contents"]], found["steps"]
-    old, (new, another, newer) = given[0].get(PATH), map(b"".join, given[1:])
+    old, (new, another, newer) = own[0].get(PATH), map(b"".join, own[1:])
     known, left = {old: "no file yet" if case.first else "the old one", new: "the new one"}, _after_cuts(records[0], contents)
     bad = ((step[0], each) for step, can in zip(records[0], left, strict=True) for each in can if each not in known)
     ends = [{name: contents[number] for name, (_, number) in steps[-1][2].items()} for steps in records]
     saved, again, _, full = (_in_words(end.get(PATH), known | {newer: "the new one"}) for end in ends)
     errors = [error or "no error" for error in found["errors"]]
     if not any(step[0] == "refused" for step in records[3]):  # without an fsync nobody hears of a full disk
-        full, errors[2] = known[old], "OSError"
+        full = known[old]
+        errors[2] = "OSError"
     both = "both whole" if (ends[2].get(PATH), ends[2].get(_OTHER)) == (new, another) else "a wrong file"
     return {
         "what the file holds": saved,
@@ -167,9 +168,9 @@ def _steps(loaders: list, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(samples), torch.cat([torch.empty(0), *noise])
 
 
-def _resumed(given: tuple, kind: Any, watch: Watch) -> dict:
+def _resumed(own: tuple, kind: Any, watch: Watch) -> dict:
     """Nothing but the state comes from the one process to the other."""
-    samples, batch, seed, ahead, ranks, steps, used, twice = given
+    samples, batch, seed, ahead, ranks, steps, used, twice = own
     loaders, state = [kind(samples, batch, seed, rank, ranks, ahead) for rank in range(ranks)], [None]
     if dist.get_rank() == 0:
         _steps(loaders, steps)
@@ -198,8 +199,8 @@ loader = _task(
     (
         values(0.45, "the samples go on as if nothing had happened", "samples", alone=True),
         facts(0.35, "and so does the noise", "noise", "it's drawn when a batch is fetched, and that's before it's used"),
-        facts(0.1, "reads ahead", "fetched", "__next__ fills the queue until `ahead` batches are left in it")._replace(needs=1),
-        _at_most(0.1, "the state is small", "the state", "a step and a generator's state are enough", 2000)._replace(needs=1),
+        facts(0.1, "reads ahead", "fetched", "__next__ fills the queue until `ahead` batches are left in it", needs=1),
+        _at_most(0.1, "the state is small", "the state", "a step and a generator's state are enough", 2000),
     ),
     make=Resume.made,
     cases=given.RESUMES,
@@ -216,10 +217,10 @@ loader = _task(
 # Task 4: the newest checkpoint that's whole
 
 
-def _newest(given: tuple[dict, dict[str, bytes]], function: Callable, watch: Watch) -> dict:
-    manifests, files = given
+def _newest(own: tuple[dict, dict[str, bytes]], function: Callable, watch: Watch) -> dict:
+    manifests, files = own
     disk = Disk(files, None, watch.folder)
-    del given, files  # what they held is on the disk only
+    del own, files  # what they held is on the disk only
     with disk.mounted(function):
         found = function(manifests)
     if not (found is None or isinstance(found, str)):
@@ -228,7 +229,7 @@ def _newest(given: tuple[dict, dict[str, bytes]], function: Callable, watch: Wat
     return {"the checkpoint": name, "bytes that it has read": disk.opened}
 
 
-def _per_checkpoint(case: Checkpoints, given: tuple, found: Mapping[str, Any]) -> dict:
+def _per_checkpoint(case: Checkpoints, own: tuple, found: Mapping[str, Any]) -> dict:
     """Divides the bytes read by the number of checkpoints that have to be read, in part."""
     tried = min((*case.harms, "").index("") + 1, len(case.harms))
     return {**found, "bytes that it has read": found["bytes that it has read"] // tried}
@@ -242,7 +243,7 @@ newest_whole = _task(
     _newest,
     (
         values(0.6, "all ranks return the newest whole checkpoint", "the checkpoint"),
-        _at_most(0.2, "each rank reads its share, and stops in time", "bytes", _READS, 6_000, _READ)._replace(needs=1),
+        _at_most(0.2, "each rank reads its share, and stops in time", "bytes", _READS, 6_000, _READ),
         little(0.2, "ranks send one flag per checkpoint", "one all-reduce with MIN per checkpoint that's looked at: 8 bytes"),
     ),
     make=lambda case, rank, n, seed: case.made(seed),
@@ -285,9 +286,9 @@ odd_ones = _task(
 # Task 6: a step with whoever is there
 
 
-def _stepped(given: tuple[Replica, torch.Tensor, str, int], function: Callable, watch: Watch) -> dict:
-    replica, *_ = given
-    done = function(*given)
+def _stepped(own: tuple[Replica, torch.Tensor, str, int], function: Callable, watch: Watch) -> dict:
+    replica, *_ = own
+    done = function(*own)
     if not isinstance(done, bool | bool_):
         raise Stopped(f"quorum_step returned {kind_of(done)}", "it returns True or False: whether a step was taken")
     names = {"the weights": "weights_P", "the first moments": "first_P", "the second moments": "second_P"}
@@ -314,7 +315,7 @@ quorum_step = _task(
 
 _NAMES = {"failed": "the rank", "call": "the call", "straggler": "the slow rank", "resume": "the checkpoint's step"}
 _NAMES |= {"repeat": "the number of steps to repeat", "goodput": "the goodput"}
-_FORM = "it returns a dict: " + "{" + ", ".join(f'"{name}": …' for name in _NAMES) + "}"
+_FORM = dict_of(_NAMES)
 
 
 def _read(log: list, function: Callable, watch: Watch) -> dict:

@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from manyranks.grade.learner import FAILED
-from manyranks.grade.trial import Event, Seen, Sent, Trial
+from manyranks.grade.learner import FAILED, LEAVE, LEAVE_GIVEN
+from manyranks.grade.trial import Seen, Sent, Trial
 from manyranks.measure.fingerprints import Fact, difference, fact, listed, only_rounded, same, size
 from manyranks.measure.watch import OVERWROTE
 from manyranks.world.strangers.trouble import place
@@ -22,7 +22,7 @@ WAIT = "isend, irecv and calls with async_op=True return at once: keep what they
 NOTHING = "nothing was sent: no rank can know what the others have"
 ROUNDED = "nearly right, as if rounded: float64 has to stay float64 on its way"
 DTYPE = "this is another dtype than what is asked for: give a tensor that you make the dtype that the text says"
-_OWN_THREAD = "dist is called from the thread that the check calls you in, not from one of your own; leave the check as it is"
+_OWN_THREAD = f"dist is called from the thread that the check calls you in, not from one of your own; {LEAVE}"
 _OVERWRITTEN = "until a send is over, leave its tensor as it is, or send a clone, and wait before you use it for something else"
 _COUNT = "these are the right ranks, but not the right number of messages: how many steps does it take?"
 _TOGETHER = "one call for all: put them into one flat row, and cut it again afterwards"
@@ -49,14 +49,17 @@ class Verdict(NamedTuple):
 class Judge(NamedTuple):
     """A judge of one thing in a task's trials. share: of the points; what: the report's line.
 
-    Made as such where what to say has to be worked out from what the learner did; else by one of the functions below.
+    Made as such where what to say has to be worked out from what the learner did; else by one of the functions below, which
+    take the fields from `needs` to `last`, too, as **more.
 
-    look: what it is about, None where no known mistake shows in it; needs: of the judges before it, how many must be content
-    with a trial, for it to be judged (else who does nothing gets points for what it doesn't send or hold); values: whether it
-    judges the values, which count world by world, and without which the task is less than half done; part: whether these are
-    one part of the values of several, which counts whatever the others are; each_world: whether another thing than values
-    counts world by world; last: whether a world's last case shows it best, not the first; early: finds what is wrong in the
-    notes of a run that broke off, "" for nothing.
+    look: what it is about, None where no known mistake shows in it
+    needs: of the judges before it, how many must be content with a trial, for it to be judged (else who does nothing gets
+        points for what it doesn't send or hold)
+    values: whether it judges the values, which count world by world, and without which the task is less than half done
+    part: whether these are one part of the values of several, which counts whatever the others are
+    each_world: whether another thing than values counts world by world
+    last: whether a world's last case shows it best, not the first
+    early: finds what is wrong in the notes of a run that broke off, "" for nothing
     """
 
     share: float
@@ -71,18 +74,28 @@ class Judge(NamedTuple):
     early: Callable[[Trial, Right], str] | None = None
 
 
-def _first(trial: Trial, right: Right, wrong: Callable[[int, Seen, Seen], Verdict | None]) -> Verdict:
-    """The first rank's that is not as it must be. wrong: of a rank, what it did and what is right."""
-    ranks = enumerate(zip(trial.seen, right, strict=True))
-    return next((found for rank, (seen, should) in ranks if (found := wrong(rank, seen, should))), Verdict(True))
-
-
-def values(
-    share: float, what: str, names: str = "", alone: bool = False, part: bool = False, hint: str = "", tells: bool = True
+def rank_by_rank(
+    share: float, what: str, wrong: Callable[[Trial, int, Seen, Seen], Verdict | None], look: Look | None = None, **more
 ) -> Judge:
-    """The results are those of the right answer. names: a pattern, of those that count; hint: where no mistake explains them.
+    """Judges each rank alone, and says what the first has done wrong.
 
-    alone: whether they need no communication; part: see Judge; tells: whether the report says what's right.
+    wrong: of a trial, a rank, what it did and what is right; None where nothing is
+    """
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        ranks = enumerate(zip(trial.seen, right, strict=True))
+        return next((found for rank, (seen, should) in ranks if (found := wrong(trial, rank, seen, should))), Verdict(True))
+
+    return Judge(share, what, verdict, look, **more)
+
+
+def values(share: float, what: str, names: str = "", alone: bool = False, hint: str = "", tells: bool = True, **more) -> Judge:
+    """Judges that the results are those of the right answer.
+
+    names: a pattern, of those that count
+    alone: whether they need no communication
+    hint: where no mistake explains them
+    tells: whether the report says what's right
     """
     look = results(names)
 
@@ -92,29 +105,21 @@ def values(
         found = _unequal(trial, right, look, hint)
         if not tells:
             found = found._replace(found=found.found.partition("; right is ")[0])
-        if not found.ok and trial.unwaited:  # without waiting it is chance
-            return found._replace(hint=WAIT, firm=True)
-        return found if not found.ok or alone else _by_communication(trial)
+        if found.ok:
+            return found if alone else _by_communication(trial)
+        return found._replace(hint=WAIT, firm=True) if trial.unwaited else found  # without waiting it is chance
 
-    return Judge(share, what, verdict, look, values=True, part=part)
+    return Judge(share, what, verdict, look, values=True, **more)
 
 
-def facts(
-    share: float,
-    what: str,
-    names: str,
-    hint: str = "",
-    tolerance: float | None = None,
-    each_world: bool = False,
-    needs: int = 0,
-) -> Judge:
-    """Judges that results beside the values are the right answer's. tolerance: relative, of numbers; needs: see Judge."""
+def facts(share: float, what: str, names: str, hint: str = "", tolerance: float | None = None, **more) -> Judge:
+    """Judges that results beside the values are the right answer's. tolerance: relative, of numbers."""
     look = results(names)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         return _unequal(trial, right, look, hint, tolerance)
 
-    return Judge(share, what, verdict, look, needs, each_world=each_world)
+    return Judge(share, what, verdict, look, **more)
 
 
 def results(names: str) -> Look:
@@ -131,7 +136,7 @@ def _unequal(trial: Trial, right: Right, look: Look, hint: str, tolerance: float
             if failed := failure(seen, name):
                 return failed
             if name not in seen.results:
-                return Verdict(False, f"{_who(trial, rank)}{name} is missing", "leave what you are given as it is")
+                return Verdict(False, f"{_who(trial, rank)}{name} is missing", LEAVE_GIVEN)
             got = seen.results[name]
             if got is None and value is not None:
                 unclear = Verdict(None, f"{_who(trial, rank)}{name} could not be judged")
@@ -186,10 +191,14 @@ def at_most(
     says: str = "{name} is {got}; {right} is enough",
     unit: Callable[[float], str] = "{:g}".format,
     grain: float = 0,
+    **more,
 ) -> Judge:
-    """Numbers among the results are no larger than the right answer's. room: what they may have more; says: what is found.
+    """Judges that numbers among the results are no larger than the right answer's.
 
-    grain: so roughly they are compared with those of known mistakes, where nobody's are exactly alike.
+    room: what they may have more
+    says: what is found
+    unit: writes a number
+    grain: so roughly they are compared with those of known mistakes, where nobody's are exactly alike
     """
     look = results(names)
 
@@ -210,7 +219,7 @@ def at_most(
                     return Verdict(False, _who(trial, rank) + says.format(name=name, got=there, right=here), hint)
         return unclear
 
-    return Judge(share, what, verdict, roughly if grain else look)
+    return Judge(share, what, verdict, roughly if grain else look, **more)
 
 
 def as_bytes(count: float) -> str:
@@ -222,11 +231,13 @@ def if_done(done: Callable[[Seen], bool], judge: Callable[..., Judge]) -> Callab
     """Makes judges that give nothing to who does nothing at all, where something is to be done: nothing is held then."""
 
     def made(*args, **kwargs) -> Judge:
+        one = judge(*args, **kwargs)
+
         def verdict(trial: Trial, right: Right) -> Verdict:
             idle = any(done(should) and not done(seen) for seen, should in zip(trial.seen, right, strict=True))
             return Verdict(None, "not judged, for nothing was done") if idle else one.verdict(trial, right)
 
-        return (one := judge(*args, **kwargs))._replace(verdict=verdict)
+        return one._replace(verdict=verdict)
 
     return made
 
@@ -246,39 +257,65 @@ def sent(
     groups: bool = False,
     alike: Callable[[list[tuple[str, int, str]]], list[tuple[str, int, str]]] = list,
 ) -> Judge:
-    """The ranks' calls are those of the right answer: operation, bytes, whom they reach. ops: a pattern, of those that count.
+    """Judges that the ranks' calls are those of the right answer, in any order: operation, bytes, whom they reach.
 
-    hint: where no mistake explains them; instead: operation that the right answer does not call -> what to say of it, "" for
-    none at all; groups: whether it counts which ranks a collective reaches, not only how many; alike: turns two ways that are
-    both right into one.
+    ops: a pattern, of those that count
+    hint: where no mistake explains them
+    instead: operation that the right answer does not call -> what to say of it, "" for none at all
+    groups: whether it counts which ranks a collective reaches, not only how many
+    alike: turns two ways that are both right into one
     """
     wanted = re.compile(ops)
 
-    def calls(seen: Seen) -> list[tuple[str, int, str]]:
-        among = [call for call in seen.calls if len(call.ranks) > 1 and wanted.search(call.op)]  # one alone sends nothing
-        found = [(call.op, call.bytes, _whom(call, groups)) for call in among]
-        return sorted(alike(found))
+    def found(among: list[Sent]) -> list[tuple[str, int, str]]:
+        return sorted(alike([(call.op, call.bytes, _whom(call, groups)) for call in among if wanted.search(call.op)]))
 
-    def look(seen: Seen) -> dict[str, Fact]:
-        return {"calls": [list(call) for call in calls(seen)]}
+    def wrong(trial: Trial, rank: int, got: list[tuple], must: list[tuple]) -> tuple[str, str]:
+        return f"rank {rank} {calls_in_words(got, must)}", _why_calls(trial, got, must, instead or {}) or hint
+
+    return _of_calls(share, what, found, wrong)
+
+
+def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | None = None, hint: str = "") -> Judge:
+    """Judges that the ranks' calls are those of the right answer, in its order.
+
+    words: what counts of them; else operation, bytes and dtype
+    """
+
+    def found(among: list[Sent]) -> list[str]:
+        said = words(among) if words else [f"{call.op} of {call.bytes:,} bytes of {call.dtype}" for call in among]
+        return said or ["no call"]
+
+    def wrong(trial: Trial, rank: int, got: list[str], must: list[str]) -> tuple[str, str]:
+        at, lengths_differ = parting(got, must), len(got) != len(must)
+        there, here = (listed(its) if len(its) <= 4 else around(its, at, before=0, after=2) for its in (got, must))
+        if lengths_differ:
+            there, here = f"{there} in {len(got)} calls", f"{here} in {len(must)}"
+        return f"rank {rank}: {there}; right is {here}", hint if trial.seen[rank].calls else NOTHING
+
+    return _of_calls(share, what, found, wrong)
+
+
+def _of_calls(share: float, what: str, found: Callable[[list[Sent]], list], wrong: Callable[..., tuple[str, str]]) -> Judge:
+    """Judges that each rank's calls are the right answer's, and then that somebody waits for each of them.
+
+    found: what counts of a rank's calls
+    wrong: what is said, and a hint, of a trial, a rank, what it has called, and what is right
+    """
+
+    def called(seen: Seen) -> list:
+        return found([call for call in seen.calls if len(call.ranks) > 1])  # one alone sends nothing
 
     def verdict(trial: Trial, right: Right) -> Verdict:
-        def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
-            if (got := calls(seen)) != (must := calls(should)):
-                why = _why_calls(trial, got, must, instead or {}) or hint
-                return Verdict(False, f"rank {rank} {calls_in_words(got, must)}", why)
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            got, must = called(seen), called(should)
+            if got != must:
+                return Verdict(False, *wrong(trial, rank, got, must))
+        for rank, op in trial.unwaited:
+            return Verdict(False, f"rank {rank} did not wait for its {op}", WAIT, firm=True)
+        return Verdict(True)
 
-        return _all_waited(trial, _first(trial, right, wrong))
-
-    return Judge(share, what, verdict, look)
-
-
-def _all_waited(trial: Trial, found: Verdict) -> Verdict:
-    """The verdict, unless all is right but for a call that nobody waited for."""
-    if not found.ok or not trial.unwaited:
-        return found
-    rank, op = trial.unwaited[0]
-    return Verdict(False, f"rank {rank} did not wait for its {op}", WAIT, firm=True)
+    return Judge(share, what, verdict, lambda seen: {"calls": called(seen)})
 
 
 def _whom(call: Sent, groups: bool) -> str:
@@ -315,49 +352,19 @@ def _why_calls(trial: Trial, got: list[tuple], must: list[tuple], instead: dict[
     return _TOGETHER if total == needed and len(got) > len(must) else ""
 
 
-def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | None = None, hint: str = "") -> Judge:
-    """The ranks' calls are those of the right answer. words: what counts of them; else operation, bytes and dtype, in order."""
-
-    def look(seen: Seen) -> dict[str, Fact]:
-        among = [call for call in seen.calls if len(call.ranks) > 1]  # one alone sends nothing
-        said = words(among) if words else [f"{call.op} of {call.bytes:,} bytes of {call.dtype}" for call in among]
-        return {"calls": said or ["no call"]}
-
-    def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
-        got, must = (look(one)["calls"] for one in (seen, should))
-        if got != must:
-            at = parting(got, must)
-            there, here = (listed(its) if len(its) <= 4 else around(its, at, before=0, after=2) for its in (got, must))
-            many = f" in {len(got)} calls" * (len(got) != len(must)), f" in {len(must)}" * (len(got) != len(must))
-            found = f"rank {rank}: {there}{many[0]}; right is {here}{many[1]}"
-            return Verdict(False, found, hint if seen.calls else NOTHING)
-
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        return _all_waited(trial, _first(trial, right, wrong))
-
-    return Judge(share, what, verdict, look)
-
-
-def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> Judge:
+def messages(share: float, what: str, in_order: bool = True, hint: str = "", **more) -> Judge:
     """Judges that the ranks send to the same ranks as the right answer, in its order."""
 
     def peers(seen: Seen) -> list[int | None]:
         found = [call.peer for call in seen.calls if call.op == "send" and call.bytes]
         return found if in_order else sorted(found)
 
-    def look(seen: Seen) -> dict[str, Fact]:
-        return {"peers": peers(seen)}
-
-    def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
-        if (got := peers(seen)) != (must := peers(should)):
-            found = f"rank {rank} sent to {_times(got)}; right is {_times(must)}"
-            return Verdict(False, found, _COUNT if set(got) == set(must) and len(got) != len(must) else hint)
-
     def verdict(trial: Trial, right: Right) -> Verdict:
-        if not (found := _first(trial, right, wrong)).ok:
-            return found
-        early = [rank for rank, op in trial.unwaited if op == "send"]
-        if early:
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            if (got := peers(seen)) != (must := peers(should)):
+                found = f"rank {rank} sent to {_times(got)}; right is {_times(must)}"
+                return Verdict(False, found, _COUNT if set(got) == set(must) and len(got) != len(must) else hint)
+        if early := [rank for rank, op in trial.unwaited if op == "send"]:
             return Verdict(False, f"rank {early[0]} did not wait for {early.count(early[0])} of its messages", WAIT, firm=True)
         return Verdict(True)
 
@@ -365,7 +372,7 @@ def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> 
         found = _other_ranks(trial, right, in_order)
         return f"{found}: {hint}" if found else ""
 
-    return Judge(share, what, verdict, look, early=early)
+    return Judge(share, what, verdict, lambda seen: {"peers": peers(seen)}, early=early, **more)
 
 
 def _other_ranks(trial: Trial, right: Right, in_order: bool) -> str:
@@ -385,11 +392,6 @@ def _other_ranks(trial: Trial, right: Right, in_order: bool) -> str:
 def _times(ranks: list) -> str:
     times = [f"rank {rank}" + (f" ({count} times)" if count > 1 else "") for rank, count in Counter(ranks).items()]
     return listed(times) if times else "no rank"
-
-
-def in_words(event: Event) -> str:
-    """Writes an event in words: "gradient first.weight", "call all_reduce 1024", "wait", "mark F 0"."""
-    return f"{event.kind} {event.what}".strip() + (f" {event.bytes}" if event.kind == "call" else "")
 
 
 def parting(got: list[str], must: list[str]) -> int:
@@ -415,33 +417,30 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
         found = {f"held {i}": round(count / _SMALL) for i, count in enumerate(seen.held)}  # small objects make no difference
         return found | ({"peak": round(seen.peak / _SMALL)} if peak is not None else {})
 
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
-            who = _who(trial, rank)
-            if len(seen.held) != len(should.held):
-                return Verdict(False, f"{who}it was not weighed as often as it must be", "leave the check as it is")
-            counts = [(got, must, room) for got, must in zip(seen.held, should.held, strict=True)]
-            counts += [] if peak is None else [(seen.peak, should.peak, peak)]
-            for got, must, more in counts:
-                if got > must + more:
-                    why = WAIT if trial.unwaited else hint
-                    return Verdict(False, f"{who}{size(got - must)} more are held than must be", why, bool(trial.unwaited))
+    def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
+        who = _who(trial, rank)
+        if len(seen.held) != len(should.held):
+            return Verdict(False, f"{who}it was not weighed as often as it must be", LEAVE)
+        counts = [(got, must, room) for got, must in zip(seen.held, should.held, strict=True)]
+        counts += [] if peak is None else [(seen.peak, should.peak, peak)]
+        for got, must, more in counts:
+            if got > must + more:
+                why = WAIT if trial.unwaited else hint
+                return Verdict(False, f"{who}{size(got - must)} more are held than must be", why, bool(trial.unwaited))
 
-        return _first(trial, right, wrong)
-
-    return Judge(share, what, verdict, look)
+    return rank_by_rank(share, what, wrong, look)
 
 
-def silent(share: float, what: str, hint: str = "this takes no communication: each rank has all that it needs") -> Judge:
+_ALONE = "this takes no communication: each rank has all that it needs"
+
+
+def silent(share: float, what: str, hint: str = _ALONE, **more) -> Judge:
     """Judges that nothing is sent. For answers that ask for their rank but need no messages; others have worlds=(1,)."""
 
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        for rank, seen in enumerate(trial.seen):
-            if seen.calls:
-                return Verdict(False, f"rank {rank} called {seen.calls[0].op}", hint)
-        return Verdict(True)
+    def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
+        return Verdict(False, f"rank {rank} called {seen.calls[0].op}", hint) if seen.calls else None
 
-    return Judge(share, what, verdict, lambda seen: {"ops": sorted({call.op for call in seen.calls})})
+    return rank_by_rank(share, what, wrong, lambda seen: {"ops": sorted({call.op for call in seen.calls})}, **more)
 
 
 def little(share: float, what: str, hint: str) -> Judge:

@@ -17,7 +17,7 @@ from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Til
 from manyranks.given.numbers import normal, whole
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, as_bytes, at_most, facts, values
-from manyranks.grade.learner import Ready, plain, tensor
+from manyranks.grade.learner import Allowed, on_ctx, plain, tensor
 from manyranks.grade.learner import whole as whole_number
 from manyranks.grade.trial import Again
 from manyranks.measure.journal import Stopped, kind_of
@@ -34,13 +34,13 @@ _ADVICE = (
 )
 _CHANGED = "whether the input has changed"
 _RESULTS = f"number of results|{_CHANGED}"
-_task = partial(Task, "11_kernels", worlds=(1,), ready=Ready(_GIVEN, given.OWN), advice=_ADVICE)
+_task = partial(Task, "11_kernels", worlds=(1,), allowed=Allowed(_GIVEN, given.OWN), advice=_ADVICE)
 
 # Running a kernel: once where the learner's launcher is, and again, from its source and with other numbers, on a rank where
 # nothing else of the learner's is: what it computes and moves there counts.
 
 
-def _launched(given: tuple, function: Callable, watch: Watch) -> dict:
+def _launched(own: tuple, function: Callable, watch: Watch) -> dict:
     """Calls the learner's launcher, and returns what it launched, as data, and where its results lie."""
     try:
         from manyranks.measure.relaunch import noted  # and Triton, which it mends
@@ -49,8 +49,8 @@ def _launched(given: tuple, function: Callable, watch: Watch) -> dict:
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # what torch.empty makes is NaN then, not what was there before
     try:
-        with noted([one for one in given if isinstance(one, Tensor)]) as launches, Launchers(launches.fill):
-            counted = count(function, *given)
+        with noted([one for one in own if isinstance(one, Tensor)]) as launches, Launchers(launches.fill):
+            counted = count(function, *own)
     except OutOfBounds as error:
         found, _, hint = f"{error}".rpartition(": ")
         raise Stopped(found, hint).with_traceback(without_triton(error.__traceback__)) from None
@@ -67,11 +67,11 @@ def _launched(given: tuple, function: Callable, watch: Watch) -> dict:
     return {"launches": launches.told(), "results": places}
 
 
-def _again(names: tuple[str, ...], facts: Callable[[Any, Counted], dict], case: Any, given: tuple, told: dict) -> dict:
-    """Launches kernels again, on a rank that runs nothing else. names: of results; facts: judged of what kernels moved."""
+def _again(names: tuple[str, ...], judged: Callable[[Any, Counted], dict], case: Any, own: tuple, told: dict) -> dict:
+    """Launches kernels again, on a rank that runs nothing else. names: of results; judged: facts of what they moved."""
     from manyranks.measure.relaunch import relaunch
 
-    inputs = [one for one in given if isinstance(one, Tensor)]
+    inputs = [one for one in own if isinstance(one, Tensor)]
     before, places = deepcopy(inputs), told["results"]
     counted = relaunch(told["launches"], inputs, [one for one in places if not isinstance(one, str)])
     loaded, needed = counted.requested_bytes(kind="load"), sum(one.nbytes for one in inputs)
@@ -81,7 +81,7 @@ def _again(names: tuple[str, ...], facts: Callable[[Any, Counted], dict], case: 
     tensors = iter(counted.result)
     results = [one if isinstance(one, str) else next(tensors) for one in places]
     found = dict(zip(names, results, strict=False)) | {"the number of results": len(results)}
-    return found | {_CHANGED: not all(map(torch.equal, inputs, before))} | facts(case, counted)
+    return found | {_CHANGED: not all(map(torch.equal, inputs, before))} | judged(case, counted)
 
 
 def _stored(counted: Counted) -> int:
@@ -100,13 +100,13 @@ def _drawn(case: Any, seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [normal(shape, seed, case, i, dtype=torch.float32) for i, shape in enumerate(shapes)]
 
 
-def _kernel_task(call: str, points: float, names: tuple[str, ...], facts: Callable, judge: tuple, **more) -> Task:
-    return _task(call, points, _launched, judge, then=Again(partial(_again, names, facts)), **more)
+def _kernel_task(call: str, points: float, names: tuple[str, ...], judged: Callable, judges: tuple, **more) -> Task:
+    return _task(call, points, _launched, judges, then=Again(partial(_again, names, judged)), **more)
 
 
-def _moves(share: float, what: str, names: str, hint: str = "") -> Judge:
+def _moves(share: float, what: str, names: str, hint: str = "", needs: int = 1) -> Judge:
     """Judges that kernels ask for no more bytes or sectors than the right answer does."""
-    return at_most(share, what, names, hint, says="{got} {name}; {right} are enough", unit="{:,}".format)._replace(needs=1)
+    return at_most(share, what, names, hint, says="{got} {name}; {right} are enough", unit="{:,}".format, needs=needs)
 
 
 # Task 1: copy a transposed matrix
@@ -170,7 +170,7 @@ def _within(case: Product, counted: Counted) -> dict:
 
 _BUDGET = "the programs ask for itemsize · (M·K·⌈N/columns⌉ + N·K·⌈M/rows⌉ + M·N) bytes: wider tiles read A less often"
 _SHARED = "a step holds (rows + columns) · step · itemsize bytes: a smaller step leaves room for larger tiles"
-_over = partial(at_most, says="{got} {name}", unit="{:,}".format)
+_over = partial(at_most, says="{got} {name}", unit="{:,}".format, needs=1)
 product = _kernel_task(
     "product(a_MK, b_NK, budget, shared)",
     5,
@@ -178,8 +178,8 @@ product = _kernel_task(
     _within,
     (
         values(0.5, "returns A · Bᵀ", f"product|tl.dot|{_RESULTS}", alone=True),
-        _over(0.3, "asks for no more bytes than the budget", "budget", _BUDGET)._replace(needs=1),
-        _over(0.2, "both tiles fit the shared memory", "shared", _SHARED)._replace(needs=1),
+        _over(0.3, "asks for no more bytes than the budget", "budget", _BUDGET),
+        _over(0.2, "both tiles fit the shared memory", "shared", _SHARED),
     ),
     cases=(
         Product(32, 40, 192, 71_000, 6_200),
@@ -238,8 +238,8 @@ attend = _kernel_task(
     (
         values(0.35, "the output is right", f"output|{_RESULTS}", alone=True),
         values(0.2, "the log-sum-exp is right", "log-sum-exp", alone=True),
-        _moves(0.3, "loads no tile that nobody sees, and no tile twice", "load", _PASS)._replace(needs=2),
-        _moves(0.15, "stores the output and one number per row", "store", "no score leaves the chip")._replace(needs=2),
+        _moves(0.3, "loads no tile that nobody sees, and no tile twice", "load", _PASS, needs=2),
+        _moves(0.15, "stores the output and one number per row", "store", "no score leaves the chip", needs=2),
     ),
     cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 17), Window(2, 48, 16, 3)),
     make=_heads,
@@ -249,10 +249,10 @@ attend = _kernel_task(
 # Task 6: attention as a function with a backward
 
 
-def _both_passes(given: tuple[int, list[Tensor]], kind: Any, watch: Watch) -> dict:
+def _both_passes(own: tuple[int, list[Tensor]], kind: Any, watch: Watch) -> dict:
     if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
         raise Stopped(f"Attention is {kind_of(kind)}", "it's a class derived from torch.autograd.Function")
-    tile, (*drawn, grad) = given
+    tile, (*drawn, grad) = own
     leaves, before = [each.clone().requires_grad_() for each in drawn], drawn
     watch.weigh()
     with watch.peak(), Made() as made:
@@ -275,7 +275,8 @@ def _both_passes(given: tuple[int, list[Tensor]], kind: Any, watch: Watch) -> di
 
 _ROOM = 600_000  # bytes: a tile of keys for all queries at once, a few times, and no tile for every pair of tiles
 _SAVED = "save q, k, v, the output and the log-sum-exp, with ctx.save_for_backward, and nothing else"
-_less = partial(at_most, says="{name}: {got}; {right} is enough", unit=as_bytes)
+_SCORES, _DROP = "a tile of scores has tile × tile elements", "use a tile of scores, then drop it"
+_less = partial(at_most, says="{name}: {got}; {right} is enough", unit=as_bytes, needs=2)
 attention = _task(
     "Attention.apply(q_ASD, k_ASD, v_ASD, tile)",
     5,
@@ -283,20 +284,15 @@ attention = _task(
     (
         values(0.25, "forward returns the output", f"output|{_CHANGED}", alone=True),
         values(0.25, "backward returns the three gradients", "gradient", alone=True),
-        facts(0.3, "never makes a tensor of S × S elements", "elements", "a tile of scores has tile × tile elements")._replace(
-            needs=2
-        ),
-        _less(0.1, "keeps q, k, v, the output and the log-sum-exp only", "keeps", _SAVED, 300)._replace(needs=2),
-        _less(
-            0.1, "holds a few tiles at a time", "at one time", "use a tile of scores, then drop it", _ROOM, grain=4096
-        )._replace(needs=2),
+        facts(0.3, "never makes a tensor of S × S elements", "elements", _SCORES, needs=2),
+        _less(0.1, "keeps q, k, v, the output and the log-sum-exp only", "keeps", _SAVED, 300),
+        _less(0.1, "holds a few tiles at a time", "at one time", _DROP, _ROOM, grain=4096),
     ),
     cases=(Heads(2, 256, 8, 16), Heads(1, 41, 5, 16)),
     make=lambda case, rank, n, seed: (case.tile, [normal((case.heads, case.rows, case.head), seed, case, i) for i in range(4)]),
-    ready=Ready(),
+    allowed=Allowed(),
     advice=(
-        (r"forward\(\) (takes|missing)", "the check calls Attention.apply(q, k, v, tile): forward gets ctx first"),
-        (r"backward\(\) (takes|missing)", "backward gets ctx and the output's gradient"),
+        *on_ctx("Attention.apply(q, k, v, tile)", "the output's gradient"),
         ("returned an incorrect number of gradients", "backward returns one value per argument of forward: dq, dk, dv, None"),
     ),
     unexplained="P = exp(scores − lse), dV = Pᵀ dO, dS = P · (dO Vᵀ − Σ dO · O), dQ = dS K / √D, dK = dSᵀ Q / √D",
@@ -312,7 +308,7 @@ def _addresses(case: Tile, function: Callable, watch: Watch) -> dict:
     return {"at": [[whole_number(function(i, j, case.columns), "an address", _ADDRESS) for j in columns] for i in rows]}
 
 
-def _conflicts(case: Tile, given_: Tile, results: dict) -> dict:
+def _conflicts(case: Tile, own: Tile, results: dict) -> dict:
     at, columns = results["at"], range(case.columns)
     flat = [address for row in at for address in row]
     if any(type(address) is not int for address in flat):  # such as NaN, each of which is a word of its own
@@ -335,12 +331,12 @@ unsick = _task(
     _addresses,
     (
         values(0.2, "each word has an address of its own", "^the number", alone=True),
-        _turns(0.4, "a warp that reads down a column has no conflict", "column", _BANKS)._replace(needs=1),
-        _turns(0.3, "a warp that reads along a row has none", "row", _BANKS)._replace(needs=2),
-        _turns(0.1, "takes 32 words more at most", "bytes", "one word after each row is enough", given.WORD)._replace(needs=3),
+        _turns(0.4, "a warp that reads down a column has no conflict", "column", _BANKS, needs=1),
+        _turns(0.3, "a warp that reads along a row has none", "row", _BANKS, needs=2),
+        _turns(0.1, "takes 32 words more at most", "bytes", "one word after each row is enough", given.WORD, needs=3),
     ),
     cases=(Tile(32), Tile(64)),
     more=given.drawn_tiles,
     then=_conflicts,
-    ready=Ready((given.__name__,)),
+    allowed=Allowed((given.__name__,)),
 )

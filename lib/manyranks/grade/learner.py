@@ -22,8 +22,9 @@ from manyranks.measure.watch import Watch
 from manyranks.world.strangers import trouble
 
 FAILED = "failed: "  # a mark of a call that failed where others did not
+LEAVE, LEAVE_GIVEN = "leave the check as it is", "leave what you are given as it is"  # to who has changed what isn't theirs
 
-# What is ready is no answer: where a learner's line calls a function, this asks which module the function comes from.
+# Ready-made is no answer: where a learner's line calls a function, this asks which module the function comes from.
 
 _LIBRARY, _PYTORCH = "manyranks", "torch"
 _CALLED_BY_TORCH = ("<module>", "__torch_dispatch__", "__torch_function__")  # and an import by Python, on a learner's line
@@ -37,7 +38,6 @@ _TOGETHER = tuple(f"torch.distributed.distributed_c10d.{name}" for name in ("all
 _C10D = "torch._C._distributed_c10d"
 _OF_C10D = "done exception get_future is_completed is_success name rank result size synchronize then value wait"
 _LOOKS = ("gc.get_objects", "gc.get_referents", "gc.get_referrers")  # these find what closures and frames hide
-_LEAVE = "leave the check as it is"
 # What watches the answer, and is called in the middle of it.
 _WATCHES = (
     *("manyranks.grade.learner", "manyranks.grade.absent._display", "manyranks.lazy"),  # an import is no call
@@ -50,7 +50,7 @@ _WATCHES = (
 YOURSELF = "write it yourself: the text above says all that it needs"
 
 
-class Ready(NamedTuple):
+class Allowed(NamedTuple):
     """The ready-made things that an answer may call.
 
     given: what the task hands out of this library's modules, classes and functions
@@ -63,37 +63,38 @@ class Ready(NamedTuple):
     only: tuple[str, ...] = ()
 
 
-NOTHING_GIVEN = Ready()
+NOTHING_GIVEN = Allowed()
 
 
 @contextmanager
-def refused(ready: Ready) -> Iterator[Callable[[str], str]]:
-    """Raises Stopped at its end where a learner's line has called what was ready; calls between modules are their own affair.
+def refused(allowed: Allowed) -> Iterator[Callable[[str], str]]:
+    """Raises Stopped at its end where a learner's line has called what is forbidden; calls between modules are their affair.
 
-    Not at once: their own except would catch it, and a profile function that raises is taken away. Yields a function that lets
-    a line call something ready of this name, and returns what was noted: `watched` where the watcher is still there.
+    Not at once: their own except would catch it, and a profile function that raises is taken away. Yields a function that has
+    a line call something forbidden of this name, and returns what was noted: `watched` where the watcher is still there.
     """
-    codes: dict[int, tuple[CodeType, bool]] = {}  # asked of each call: whether the function's code was ready
+    codes: dict[int, tuple[CodeType, bool]] = {}  # asked of each call: whether the function's code is forbidden
     called: list[Stopped] = []
 
-    def is_ready(frame: FrameType) -> bool:
+    def is_forbidden(frame: FrameType) -> bool:
         code, module = frame.f_code, frame.f_globals.get("__name__") or ""
-        watched = module.startswith((_LIBRARY, _PYTORCH)) and code.co_name not in _CALLED_BY_TORCH
-        codes[id(code)] = code, watched and _is_ready(f"{module}.{code.co_qualname}", ready)
-        return codes[id(code)][1]
+        looked_at = module.startswith((_LIBRARY, _PYTORCH)) and code.co_name not in _CALLED_BY_TORCH
+        forbidden = looked_at and _is_forbidden(f"{module}.{code.co_qualname}", allowed)
+        codes[id(code)] = code, forbidden  # kept, so that no other code gets its id
+        return forbidden
 
     def note(frame: FrameType, event: str, argument) -> None:
         if called:  # one is enough, and what it calls in turn may be much
             return
-        name, caller, hint = "", frame, ready.hint
+        name, caller, hint = "", frame, allowed.hint
         if event == "call":
             known = codes.get(id(frame.f_code))
-            if not (known[1] if known else is_ready(frame)):
+            if not (known[1] if known else is_forbidden(frame)):
                 return
             caller = _past(frame.f_back)
-            name = _as_called(frame, ready) if _is_theirs(caller) else ""
+            name = _as_called(frame, allowed) if _is_theirs(caller) else ""
         elif event == "c_call" and argument is sys.setprofile:
-            name, hint = "sys.setprofile", _LEAVE
+            name, hint = "sys.setprofile", LEAVE
         elif event == "c_call" and str(getattr(argument, "__module__", None)) == _C10D:
             name = f"{_C10D}.{argument.__name__}" if argument.__name__ not in _OF_C10D.split() else ""
         if name and _is_theirs(caller):
@@ -105,15 +106,18 @@ def refused(ready: Ready) -> Iterator[Callable[[str], str]]:
 
     def hear(event: str, _: tuple) -> None:
         if event in _LOOKS and not called and _is_theirs(caller := sys._getframe(2)):  # past the hook that tells
-            refuse(event, _LEAVE, caller)
+            refuse(event, LEAVE, caller)
 
     def still_watched(word: str) -> str:
         if called:
             return ""
-        exec("def ready(): pass", names := {"__name__": f"{_LIBRARY}.{word}"})
+        # Both watchers have to notice: `note` a call of what seems to be a function of the library's, `hear` a look at what is
+        # hidden. exec and compile give the function that module, and the lines that call a learner's cell.
+        library = {"__name__": f"{_LIBRARY}.{word}"}
+        exec("def ready(): pass", library)
         found = []
-        for call, known in (("ready()", names), ("audit(looks)", {"audit": sys.audit, "looks": _LOOKS[0]})):
-            eval(compile(call, "<cell 0>", "eval"), {**known, "__name__": "__main__"})
+        for call, names in (("ready()", library), ("audit(looks)", {"audit": sys.audit, "looks": _LOOKS[0]})):
+            eval(compile(call, "<cell 0>", "eval"), {**names, "__name__": "__main__"})
             found.append(called.pop().what if called else "")
         return found[0] if all(found) else ""
 
@@ -132,31 +136,31 @@ def refused(ready: Ready) -> Iterator[Callable[[str], str]]:
 
 
 def watched(word: str) -> str:
-    """Returns what a watcher notes of the ready call of this name."""
+    """Returns what a watcher notes of the forbidden call of this name."""
     return f"{_LIBRARY}.{word}.ready is not allowed"
 
 
-def refuse_class(kind: type, ready: Ready) -> None:
-    """Raises Stopped for a class that was ready, or one that is derived from it."""
+def refuse_class(kind: type, allowed: Allowed) -> None:
+    """Raises Stopped for a ready-made class, or one that is derived from it."""
     for base in kind.__mro__:
-        if _is_ready(f"{base.__module__}.{base.__qualname__}", ready):
-            raise Stopped(f"{base.__name__} is not allowed", ready.hint)
+        if _is_forbidden(f"{base.__module__}.{base.__qualname__}", allowed):
+            raise Stopped(f"{base.__name__} is not allowed", allowed.hint)
 
 
-def refuse_itself(answer, ready: Ready) -> None:
-    """Raises Stopped for an answer that was ready, or a partial of one."""
+def refuse_itself(answer, allowed: Allowed) -> None:
+    """Raises Stopped for a ready-made answer, or a partial of one."""
     while isinstance(answer, partial):
         answer = answer.func
     name = f"{getattr(answer, '__module__', '')}.{getattr(answer, '__qualname__', type(answer).__qualname__)}"
-    if _is_ready(name, ready):
-        raise Stopped(f"{name} is not allowed", ready.hint)
+    if _is_forbidden(name, allowed):
+        raise Stopped(f"{name} is not allowed", allowed.hint)
 
 
-def made(kind, ready: Ready, call: str, methods: Iterable[str], *args, **kwargs):
-    """Makes an object of the learner's class. Raises Stopped where it was ready, or lacks a method."""
-    refuse_class(kind if isinstance(kind, type) else type(kind), ready)
+def made(kind, allowed: Allowed, call: str, methods: Iterable[str], *args, **kwargs):
+    """Makes an object of the learner's class. Raises Stopped where it is ready-made, or lacks a method."""
+    refuse_class(kind if isinstance(kind, type) else type(kind), allowed)
     answer = kind(*args, **kwargs)
-    refuse_class(type(answer), ready)
+    refuse_class(type(answer), allowed)
     for name in methods:
         if not callable(getattr(answer, name, None)):
             raise Stopped(f"{call} gave a {type(answer).__name__}, which has no {name}()", f"write {name} in the class")
@@ -194,8 +198,8 @@ def _with_check(name: str, function: Callable, fits: Callable[..., bool]) -> Cal
     return call
 
 
-def _is_ready(name: str, ready: Ready) -> bool:
-    known = _within(name, (_LIBRARY, *_ANSWERS)) and not _within(name, (*ready.given, *_WATCHES, *_CALLS))
+def _is_forbidden(name: str, allowed: Allowed) -> bool:
+    known = _within(name, (_LIBRARY, *_ANSWERS)) and not _within(name, (*allowed.given, *_WATCHES, *_CALLS))
     return known or _within(name, _TOGETHER)
 
 
@@ -220,13 +224,13 @@ def _is_theirs(caller: FrameType | None) -> bool:
     return module is None or vars(module) is not caller.f_globals
 
 
-def _as_called(frame: FrameType, ready: Ready) -> str:
+def _as_called(frame: FrameType, allowed: Allowed) -> str:
     """The function's name, or that of the class whose object is made, in the outermost package that has it."""
     code, module = frame.f_code, frame.f_globals.get("__name__") or ""
     name = code.co_qualname
     if code.co_name == "__init__":
         kinds = type(frame.f_locals[code.co_varnames[0]]).__mro__  # the learner's own may be derived from it
-        kind = next((kind for kind in kinds if _is_ready(f"{kind.__module__}.{kind.__qualname__}", ready)), kinds[0])
+        kind = next((kind for kind in kinds if _is_forbidden(f"{kind.__module__}.{kind.__qualname__}", allowed)), kinds[0])
         module, name = kind.__module__, kind.__qualname__
     parts = module.split(".")
     packages = [package for k in range(1, len(parts)) if (package := ".".join(parts[:k])) in sys.modules]
@@ -259,6 +263,22 @@ GENERAL = (  # on what Python and torch say of answers to whatever task
     (r"(must|has to) be contiguous", "what is sent has to be contiguous: x.contiguous()"),
     (r"cannot be interpreted as an integer", "whole numbers: // in place of /"),
 )
+
+
+# on answers to tasks of some exercises
+NO_RANK = ("is not in this group", "a rank is a number from 0 to N − 1: what does % N do to the others?")
+TABLE = (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given")
+
+
+def on_ctx(call: str, gradient: str = "") -> Advice:
+    """Returns advice on a torch.autograd.Function without ctx. call: the check's; gradient: the argument of backward."""
+    forward = (r"forward\(\) (takes|missing)", f"the check calls {call}: forward gets ctx first")
+    return (forward, (r"backward\(\) (takes|missing)", f"backward gets ctx and {gradient}")) if gradient else (forward,)
+
+
+def dict_of(names: Iterable[str]) -> str:
+    """Says what is asked for where a function returns something else than a dict with these names."""
+    return "it returns a dict: {" + ", ".join(f'"{name}": …' for name in names) + "}"
 
 
 def advised(found: trouble.Trouble, known: Advice) -> str:
@@ -318,7 +338,9 @@ def limited(call: str, hint: str = _FINITE) -> Iterator[None]:
         late.append(TooLong(f"{call} was not over after {_SECONDS:g} s", hint))
         raise late[0]
 
-    late, watching, before = [], sys.getprofile(), signal.signal(signal.SIGVTALRM, stop)
+    late: list[TooLong] = []
+    watching = sys.getprofile()
+    before = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS, _SECONDS)
     try:
         yield

@@ -9,10 +9,9 @@ from typing import Any
 
 from manyranks.given import mfu as given
 from manyranks.given.mfu import Job, Log, Model, Product, Timing
-from manyranks.given.numbers import seed_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, both, facts, sent, values
-from manyranks.grade.learner import Ready, number
+from manyranks.grade.learner import TABLE, Allowed, dict_of, number
 from manyranks.grade.trial import Trial
 from manyranks.measure.fingerprints import Fact, only_rounded, same
 from manyranks.measure.journal import Stopped, kind_of
@@ -21,12 +20,12 @@ from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
 from manyranks.world.strangers.kept import Asks, Kept
 
-_READY = Ready(given=(f"{Asks.__module__}.{Asks.__name__}.calls.<locals>",))
+_ALLOWED = Allowed(given=(f"{Asks.__module__}.{Asks.__name__}.calls.<locals>",))
 _ADVICE = (
     (r"attribute '__(self|closure|wrapped|code)__'", "nobody can look into the device: what it does is read off clock()"),
-    (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
+    TABLE,
 )
-_task = partial(Task, "09_mfu", part=True, ready=_READY, advice=_ADVICE)
+_task = partial(Task, "09_mfu", part=True, allowed=_ALLOWED, common=_ADVICE)
 _alone = partial(_task, worlds=(1,))
 
 # Numbers: what a learner's function returns, and what is said of it
@@ -37,7 +36,7 @@ _INTENSITY = "{:.4g} FLOPs per byte".format
 
 def _named(value: Any, names: tuple[str, ...], call: str) -> dict[str, float]:
     """The learner's dict. Raises Stopped where it has other names."""
-    form = "it returns a dict: " + "{" + ", ".join(f'"{name}": …' for name in names) + "}"
+    form = dict_of(names)
     if not isinstance(value, dict):
         raise Stopped(f"{call} returned {kind_of(value)}", form)
     for name in (*names, *value):
@@ -136,7 +135,6 @@ per_token = _alone(
     advice=(
         (r"KeyError: 'head\.projection\.weight'", _TIED),
         (r"KeyError: 'embedding\.positions\.weight'", "only models in GPT-2's style have learned positions"),
-        *_ADVICE,
     ),
     unexplained="6 for each parameter in a matrix that a token's row is multiplied by; and 12·L·h·s, or 6·L·h·s if causal",
 )
@@ -163,7 +161,7 @@ used = _alone(
         Job(Log(2.7e8, 810.0, 4, "bf16", "tf32", True), _OTHER),
     ),
     more=given.drawn_jobs,
-    advice=((r"KeyError", "the sheet's rows are called as log.products_dtype and log.weights_dtype are"), *_ADVICE),
+    advice=((r"KeyError", "the sheet's rows are called as log.products_dtype and log.weights_dtype are"),),
     unexplained="needed FLOPs per token · tokens per second ÷ (chips · dense peak of products_dtype); HFU counts what runs "
     "again, a third of `needed`",
 )
@@ -249,7 +247,8 @@ _PARTS = ("peak", "slower", "messages", "ranks", "rest")
 
 
 def _waterfall(trace: given.Trace, function: Callable, watch: Watch) -> dict:
-    found, (begin, end) = _named(function(*trace), _PARTS, waterfall.call), trace.step
+    begin, end = trace.step
+    found = _named(function(*trace), _PARTS, waterfall.call)
     return found | {
         "what the five parts leave of the step's seconds": round(end - begin - sum(found.values()), 9),
         "which parts of the step are below 0": [name for name in _PARTS if found[name] < -1e-9],
@@ -270,7 +269,7 @@ waterfall = _task(
         facts(0.1, "the parts add up to the step", "step", _ADDS_UP, each_world=True),
         sent(0.2, "sends the moments of its calls, once", hint=_MOMENT, instead=_INSTEAD),
     ),
-    make=lambda case, rank, n, seed: given.traces(case, n, 1 + seed_of(seed) % 64 / 64 * bool(seed))[rank],
+    make=lambda case, rank, n, seed: given.traces(case, n, given.longer(seed))[rank],
     cases=given.STEPS,
     more=given.drawn_traces,
     unexplained="peak: flops ÷ peak. slower: operators' seconds less that. ranks: of each wait, what is before the last rank's "

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from manyranks.given import nd as given
 from manyranks.given.nd import Plan, Run, Sizes, Weight, sick
 from manyranks.given.numbers import normal, uneven
-from manyranks.grade import trial
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, facts, sent, values
-from manyranks.grade.learner import Ready, limited, noted, whole
+from manyranks.grade.learner import TABLE, Allowed, limited, noted, whole
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import ALL_MAKE_ALL, Watch, groups_compared
@@ -29,7 +28,7 @@ __all__ = ["sick"]  # beside the tasks
 _EXERCISE = "10_nd_parallel"
 _ADVICE = (
     (r"KeyError: '(dp|pp|cp|tp|ep)'", "sizes has only some axes, in any order: ask it which ones, no name stands for sure"),
-    (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
+    TABLE,
 )
 
 
@@ -44,7 +43,7 @@ class Exam(NamedTuple):
 
 
 def _task(
-    points: int, call: str, read: Callable[..., dict], form: str, judge: tuple[Judge, ...], cases: Sequence | Callable, **more
+    points: int, call: str, read: Callable[..., dict], form: str, judges: tuple[Judge, ...], cases: Sequence | Callable, **more
 ) -> Task:
     """Makes a task: one rank answers an exam. read: makes facts of what the learner's function returns, in this form."""
     endless = more.pop("endless", "a loop does not end")
@@ -60,7 +59,7 @@ def _task(
                 raise Stopped(f"{call} returned {kind_of(answer)}: {answer!r:.60}", form) from None
         return found
 
-    return Task(_EXERCISE, call, points, run, judge, cases, (1,), part=True, **{"advice": _ADVICE} | more)
+    return Task(_EXERCISE, call, points, run, judges, cases, (1,), part=True, common=_ADVICE, **more)
 
 
 _number = partial(whole, what="a number of what is returned", form="a whole number is asked for")
@@ -114,7 +113,7 @@ rank_of = _task(
     **_on(_MESHES, given.places_asked),
     endless="a rank takes one product for each axis, and no search through the ranks",
     unexplained="rank = ((a·B + b)·C + c)·D + d for the coordinates a, b, c, d, and degrees of which B is b's",
-    advice=((r"KeyError: '", "an axis that coordinates leaves out counts as 0: coordinates.get(axis, 0)"), *_ADVICE),
+    advice=((r"KeyError: '", "an axis that coordinates leaves out counts as 0: coordinates.get(axis, 0)"),),
 )
 groups = _task(
     3,
@@ -142,8 +141,9 @@ def _gradients(sizes: Sizes, rank: int, n: int, seed: int) -> tuple[Sizes, list[
     return sizes, [normal(shape, seed, i, alike if kind == "whole" else rank) for i, (kind, shape) in enumerate(_KINDS)]
 
 
-def _average(given: tuple[Sizes, list[Tensor]], function: Callable, watch: Watch) -> dict:
-    (sizes, gradients), key = given, "the gradient of weight "
+def _average(own: tuple[Sizes, list[Tensor]], function: Callable, watch: Watch) -> dict:
+    sizes, gradients = own
+    key = "the gradient of weight "
     weights = [Weight(nn.Parameter(uneven(shape)), kind) for kind, shape in _KINDS]
     for (parameter, _), gradient in zip(weights, gradients, strict=True):
         parameter.grad = gradient
@@ -162,13 +162,13 @@ def _average(given: tuple[Sizes, list[Tensor]], function: Callable, watch: Watch
     return found
 
 
-def _jobs(n: int) -> list[Sizes]:
-    """Meshes of n ranks; for the judge one of axes that are drawn, before those that everybody can see."""
-    own = [{"dp": 3, "tp": 2}] if n == 6 else [{"dp": 2, "tp": 2, "cp": 2}, {"cp": 2, "pp": 2, "tp": 2}]
-    random = Random(trial.seed)
-    few, many = [(random.choice(("dp", "cp")), 3)], [(axis, 2) for axis in random.sample(("dp", "cp", "pp"), 2)]
-    axes = (few if n == 6 else many) + [("tp", 2)]
-    return [dict(random.sample(axes, len(axes)))] * bool(trial.seed) + own
+_JOBS = {6: [{"dp": 3, "tp": 2}], 8: [{"dp": 2, "tp": 2, "cp": 2}, {"cp": 2, "pp": 2, "tp": 2}]}  # by the number of ranks
+
+
+def _drawn_jobs(random: Random, n: int) -> list[Sizes]:
+    """Draws which axes there are beside tp, and their order."""
+    axes = [(random.choice(("dp", "cp")), 3)] if n == 6 else [(axis, 2) for axis in random.sample(("dp", "cp", "pp"), 2)]
+    return [dict(random.sample([*axes, ("tp", 2)], len(axes) + 1))]
 
 
 average = Task(
@@ -181,12 +181,14 @@ average = Task(
         facts(0.2, "all ranks make all groups, in one order", "groups"),
         sent(0.3, "two all-reduces: what is partial over tp, everything over dp × cp", groups=True, hint=_TWO),
     ),
-    _jobs,
+    _JOBS.__getitem__,
     make=_gradients,
+    more=lambda random: partial(_drawn_jobs, random),
     worlds=(6, 8),
     part=True,
     unexplained="partial: the sum over tp; then all: the sum over the ranks of dp × cp, divided by their number",
-    advice=((r"torch\.distributed's new_group", ALL_MAKE_ALL), *_ADVICE),
+    advice=((r"torch\.distributed's new_group", ALL_MAKE_ALL),),
+    common=_ADVICE,
 )
 
 # Task 5
@@ -197,12 +199,7 @@ _SMALLEST = (
     "with the smallest sum"
 )
 _MORE = "{name}, a rank sends {got} from node to node in your order; {right} are enough"
-
-
-def _least(what: str, names: str) -> Judge:
-    return at_most(0.5, what, names, _SMALLEST, says=_MORE, unit=as_bytes)._replace(each_world=True)
-
-
+_least = partial(at_most, 0.5, hint=_SMALLEST, says=_MORE, unit=as_bytes, each_world=True)
 place = _task(
     3,
     "place(traffic, sizes, node)",
@@ -259,7 +256,7 @@ plan = Task(
     worlds=(1,),
     then=given.plan_judged,
     part=True,
-    ready=Ready(
+    allowed=Allowed(
         given=tuple(f"manyranks.theory.{name}" for name in ("plan", "cluster", "hardware", "shapes")),
         hint="the answer is one plan, written down: search in a cell of your own, delete that cell, and return what you found, "
         "theory.Plan(dp=…, pp=…, …)",
@@ -273,14 +270,18 @@ plan = Task(
 # Tasks 7 to 9
 
 
-def _clusters(kind: str, n: int) -> tuple[Exam]:
-    """Makes one case of all clusters of a kind, of the judge's own for the judge: who knows only the first has no points."""
-    questions = {}
-    for i, run in enumerate(given.recorded(trial.seed)[kind], 1):
-        axes = ", ".join(f"{axis} {degree}" for axis, degree in run.sizes.items())
-        whose = "another cluster" if i > 1 or trial.seed else "the cluster that you have"
-        questions[f"{whose} ({i}: {axes}; nodes of {run.node})"] = (run,)
-    return (Exam(f"of {len(questions)} clusters", questions),)
+def _clusters(kind: str) -> dict:
+    """Makes one case of all clusters of a kind. The judge asks about others: who knows only the first has no points."""
+
+    def exam(case: str, rank: int, n: int, seed: int) -> Exam:
+        questions = {}
+        for i, run in enumerate(given.recorded(seed)[kind], 1):
+            axes = ", ".join(f"{axis} {degree}" for axis, degree in run.sizes.items())
+            whose = "another cluster" if i > 1 or seed else "the cluster that you have"
+            questions[f"{whose} ({i}: {axes}; nodes of {run.node})"] = (run,)
+        return Exam(case, questions)
+
+    return {"cases": (f"of {len(given.KINDS[kind])} clusters",), "make": exam}
 
 
 _AXIS = {"dp": "dp", "pp": "pp", "cp": "cp", "tp": "tp", None: "none"}
@@ -313,8 +314,8 @@ misplaced = _task(
         values(0.5, "finds the axis that sends most from node to node", "axis$", alone=True),
         _least("and the order of axes that sends least", r"\)$"),
     ),
-    partial(_clusters, "A"),
-    then=lambda exam, _, found: (
+    **_clusters("A"),
+    then=lambda _, exam, found: (
         found | {name: given.sent_between(found[name], *asked) for name, asked in exam.questions.items()}
     ),
     unexplained="of all ranks' calls, add up `sent` by axis where the rank's next one in `ranks` is on another node (the last "
@@ -329,7 +330,7 @@ drifting = _task(
         values(0.5, "finds the axis that is missing in the averages", "axis$", alone=True),
         values(0.5, "and the groups that gradients have to be averaged over", "groups$", alone=True),
     ),
-    partial(_clusters, "B"),
+    **_clusters("B"),
     unexplained='the missing axis is the one of dp and cp in which the ranks of some call for "data" do not differ, though its '
     "degree is more than 1; ranks that differ in dp and cp only are one group, as in task 3",
 )
@@ -340,10 +341,10 @@ straggler = _task(
     f'it returns a pair: a rank, and "{given.COMPUTES}" or "{given.SENDS}"',
     (
         values(0.7, "finds the rank that everybody waits for", "rank$", alone=True),
-        values(0.3, "and whether it computes slowly, or sends slowly", "cause$", alone=True)._replace(needs=1),
+        values(0.3, "and whether it computes slowly, or sends slowly", "cause$", alone=True, needs=1),
     ),
-    partial(_clusters, "C"),
+    **_clusters("C"),
     unexplained="first compare compute seconds within each stage. If these are equal: a call's own time is its ranks' shortest "
     "span, the last one's. Compare it with calls of the same axis and bytes; the slow rank is in no fast one between nodes",
-    advice=((r"IndexError|KeyError: \d", _BY_NUMBER), *_ADVICE),
+    advice=((r"IndexError|KeyError: \d", _BY_NUMBER),),
 )

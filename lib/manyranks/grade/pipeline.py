@@ -13,7 +13,7 @@ from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.given.pipeline import EARLY, HIDDEN, WAITS, WHY, Case, Stage, facts_of, half_loss_of, loss_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, around, as_bytes, at_most, facts, failure, parting, sent, values
-from manyranks.grade.learner import Ready, arguments, error_of, items, named, noted, plain
+from manyranks.grade.learner import Allowed, arguments, error_of, items, named, noted, plain
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.fingerprints import Fact, same
 from manyranks.measure.flops import WorkCounter
@@ -106,18 +106,18 @@ def _where(applies: Callable[[Case], bool], judge: Judge, *others: Judge) -> Jud
 _table_task = partial(_task, worlds=(1,), then=_judged)
 _AHEAD = "rank r warms up with p − 1 − r forwards, then does one forward and one backward in turn"
 _PAIRS = 'return a list of pairs, the kind and the micro-batch, counted from 0: [("F", 0), ("F", 1), ("B", 0), …]'
-_HOLDS = facts(0.4, "holds min(m, p − rank) micro-batches", "holds", _AHEAD)._replace(needs=1)
-_IN_ALL = facts(0.25, "with this memory, waits (p − 1)(F + B) in all", f"^{WAITS}", _AHEAD)._replace(needs=2)
+_HOLDS = facts(0.4, "holds min(m, p − rank) micro-batches", "holds", _AHEAD, needs=1)
+_IN_ALL = facts(0.25, "with this memory, waits (p − 1)(F + B) in all", f"^{WAITS}", _AHEAD, needs=2)
 one_f_one_b = _table_task(
     call="one_f_one_b(p, m, rank)",
     points=4,
     run=_of_each_rank("one_f_one_b", 2, _PAIRS),
-    judge=(
+    judges=(
         _where(lambda case: case.m >= case.p, _can_run(0.1, "does each F and each B once, in an order that can run")),
         _where(lambda case: case.m >= case.p, _HOLDS),
         _where(lambda case: case.m >= case.p, _IN_ALL),
         _where(lambda case: case.m < case.p, _can_run(0.15, "does so with fewer micro-batches than ranks"), _HOLDS, _IN_ALL),
-        facts(0.1, "takes micro-batches in order", EARLY, "F goes from 0 to m − 1, and so does B")._replace(needs=1),
+        facts(0.1, "takes micro-batches in order", EARLY, "F goes from 0 to m − 1, and so does B", needs=1),
     ),
     cases=tuple(Case(p, m) for p in (4, 1, 2, 3, 8) for m in dict.fromkeys((2 * p, 2 * p + 1, p, 2, 1))),
     more=lambda random: [
@@ -133,11 +133,11 @@ interleaved = _table_task(
     call="interleaved(p, m, v, rank)",
     points=4,
     run=_of_each_rank("interleaved", 3, _TRIPLES),
-    judge=(
+    judges=(
         _can_run(0.2, "does each F and each B of each stage once, in an order that can run"),
-        at_most(0.3, "waits (p − 1)(f + b) in all, f and b of one stage", f"^{WAITS}", _OF_STAGES)._replace(needs=1),
-        at_most(0.2, "hides messages as far as it can", "messages", _OF_STAGES)._replace(needs=2),
-        at_most(0.3, "holds (p − r − 1)·2 + (v − 1)p + 1 activations, no more", "holds", _OF_STAGES)._replace(needs=2),
+        at_most(0.3, "waits (p − 1)(f + b) in all, f and b of one stage", f"^{WAITS}", _OF_STAGES, needs=1),
+        at_most(0.2, "hides messages as far as it can", "messages", _OF_STAGES, needs=2),
+        at_most(0.3, "holds (p − r − 1)·2 + (v − 1)p + 1 activations, no more", "holds", _OF_STAGES, needs=2),
     ),
     cases=(Case(2, 4, 2), Case(4, 8, 2), Case(3, 6, 3), Case(4, 4, 2), Case(8, 16, 2), Case(1, 3, 2)),
     more=lambda random: [Case(p := random.randint(3, 7), p * random.randint(1, 4), random.randint(2, 4)) for _ in range(3)],
@@ -151,7 +151,7 @@ def _under_a_cap(case: Case, function: Callable, watch: Watch) -> dict:
     with noted(watch, "", call, first=case in _FIRST, patient=True):
         tables = items(function(p, m, cap, dict(times)), f"what {call} returned", form, p)
         if len(tables) < p:
-            raise Stopped(f"{call} returned {len(tables)} table{'s' * (len(tables) != 1)}", form)
+            raise Stopped(f"{call} returned {len(tables)} table{'s' if len(tables) != 1 else ''}", form)
         return {"tables": [_actions(table, case, f"{call}[{rank}]", form) for rank, table in enumerate(tables)]}
     return {}
 
@@ -161,7 +161,7 @@ under_a_cap = _table_task(
     call="under_a_cap(p, m, cap, times)",
     points=5,
     run=_under_a_cap,
-    judge=(
+    judges=(
         _where(lambda case: case.cap >= case.p, _can_run(0.1, "can run, and keeps to a cap of p or more")),
         facts(0.25, "with a cap of p, waits less than 1F1B", "1F1B"),
         facts(0.3, "with a cap of p, waits no longer than ZB-H1", "ZB-H1"),
@@ -254,7 +254,7 @@ train_step = _task(
     ),
     make=_of_stage,
     cases=(_GPIPE, "1F1B's table", _UNEQUAL),
-    ready=Ready(tuple(f"{Stage.__module__}.{name}" for name in ("Stage", "loss_of", "half_loss_of"))),
+    allowed=Allowed(tuple(f"{Stage.__module__}.{name}" for name in ("Stage", "loss_of", "half_loss_of"))),
     advice=((r"waits in (send|recv)", _LATER),),
     unexplained=_UNLIKE,
 )
@@ -320,10 +320,10 @@ split = _table_task(
     then=None,
     points=4,
     run=_split,
-    judge=(
+    judges=(
         values(0.2, "computes as autograd does, weights in W only", "gradient of|^y|^whether what F", alone=True),
         facts(0.4, "I does half of the products, W the other half", "FLOPs", _PRODUCTS, tolerance=0.05),
-        at_most(0.3, "keeps what is needed for what comes, no more", "held", _NEEDED, **_MORE)._replace(needs=1),
+        at_most(0.3, "keeps what is needed for what comes, no more", "held", _NEEDED, needs=1, **_MORE),
         facts(0.1, "refuses W before I", "before I", "raise RuntimeError where I has not been"),
     ),
     make=_stacks,

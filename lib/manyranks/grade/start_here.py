@@ -11,7 +11,7 @@ from manyranks.given.numbers import normal
 from manyranks.given.start_here import Times
 from manyranks.grade.check import Task
 from manyranks.grade.judges import facts, messages, sent, values
-from manyranks.grade.learner import Ready, number, pair, plain, whole
+from manyranks.grade.learner import NO_RANK, Allowed, number, pair, plain, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 
@@ -30,8 +30,8 @@ class Shift(NamedTuple):
         return f"by {self.by}"
 
 
-def _shift(given: tuple[torch.Tensor, int], function: Callable, watch: Watch) -> dict:
-    x, by = given
+def _shift(own: tuple[torch.Tensor, int], function: Callable, watch: Watch) -> dict:
+    x, by = own
     before = x.clone()
     return {"the result": plain(function(x, by)), "the input has changed": not torch.equal(x, before)}
 
@@ -45,17 +45,17 @@ shift = _task(
     _shift,
     (
         values(0.6, "returns the tensor of the rank `by` places before", "the result", alone=True),
-        messages(0.2, "sends to the rank `by` places ahead", hint=_WHOM)._replace(needs=1),
+        messages(0.2, "sends to the rank `by` places ahead", hint=_WHOM, needs=1),
         sent(0.1, "sends its tensor once, and nothing to itself", "^(?!recv)", hint=_ONCE),
         facts(0.1, "leaves its input as it was", "input", hint="receive into a new tensor: torch.empty_like(x)"),
     ),
     make=lambda case, rank, n, seed: (normal((case.elements,), seed, case, rank), case.by),
     cases=_SHIFTS,
     more=lambda random: [Shift(random.randint(2, 99), random.randint(-9, 9))],
-    ready=Ready(hint="write it with dist.send and dist.recv", only=("send", "recv")),
+    allowed=Allowed(hint="write it with dist.send and dist.recv", only=("send", "recv")),
     unexplained="the result is the tensor that the rank `by` places before has sent: return that one",
     advice=(
-        ("is not in this group", "a rank is a number from 0 to N − 1: what does % N do to the others?"),
+        NO_RANK,
         ("invalid|itself|to self|your own rank", "with by = N or 0 a rank would send to itself: return a copy of x instead"),
         (
             "waits in send .* waits in send",
@@ -102,7 +102,7 @@ culprits = _task(
     ),
     worlds=(1,),
     part=True,
-    ready=Ready(hint="read the reports, and write down three numbers"),
+    allowed=Allowed(hint="read the reports, and write down three numbers"),
 )
 
 # Task 3: α and β
@@ -110,8 +110,8 @@ culprits = _task(
 _PAIR = "it returns a pair of numbers, (alpha, beta)"
 
 
-def _fit(given: tuple[list[int], list[list[float]]], function: Callable, watch: Watch) -> dict:
-    alpha, beta = (number(value, "one of the pair", _PAIR) for value in pair(function(*given), "fit()", _PAIR))
+def _fit(own: tuple[list[int], list[list[float]]], function: Callable, watch: Watch) -> dict:
+    alpha, beta = (number(value, "one of the pair", _PAIR) for value in pair(function(*own), "fit()", _PAIR))
     return {"α, in µs": float(f"{1e6 * alpha:.6g}"), "β, in GB/s": float(f"{beta / 1e9:.6g}")}
 
 

@@ -15,14 +15,14 @@ from manyranks.given import tensor as given
 from manyranks.given.tensor import Case
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, both, by_phase, facts, sent, values
-from manyranks.grade.learner import NOTHING_GIVEN, Ready, arguments, refuse_class
+from manyranks.grade.learner import NOTHING_GIVEN, Allowed, arguments, refuse_class
 from manyranks.grade.trial import Trial
 from manyranks.measure.fingerprints import size
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch, gradient, gradients
 from manyranks.parallel.recomputation import nodes_of
 
-_READY = Ready((f"{given.__name__}.f", f"{given.__name__}.g"))
+_ALLOWED = Allowed((f"{given.__name__}.f", f"{given.__name__}.g"))
 _GROUP = (
     "the ranks are those of `group`: dist.get_rank(group), dist.get_world_size(group), and group=group in each call; "
     "None means all of them"
@@ -42,9 +42,9 @@ _VIEW = f"{_COPY}; flatten gives a view where a tensor is contiguous, torch.cat 
 _LISTS = (r"\bnot list\b|'list' (and|object)|and 'list'|returned is a list", "f and g return a list: [y] = f([x], group)")
 
 
-def _task(call: str, points: float, run: Callable, judge: tuple, cases: Callable, advice=(), unexplained="", **more) -> Task:
-    more = {"ready": _READY, "unexplained": unexplained, **more}
-    return Task("06_tensor", call, points, run, judge, cases, part=True, advice=(*advice, *_ADVICE), **more)
+def _task(call: str, points: float, run: Callable, judges: tuple, cases: Callable, advice=(), unexplained="", **more) -> Task:
+    more = {"allowed": _ALLOWED, "unexplained": unexplained, **more}
+    return Task("06_tensor", call, points, run, judges, cases, part=True, advice=(*advice, *_ADVICE), **more)
 
 
 _WHOLE_KEPT = (
@@ -75,8 +75,8 @@ def _keeps(share: float) -> Judge:
 
 
 def _module(kind: Callable, *args) -> tuple:
-    """Returns what `given.module_of` makes of the learner's class. Raises Stopped where that was ready."""
-    refuse_class(kind if isinstance(kind, type) else type(kind), _READY)
+    """Returns what `given.module_of` makes of the learner's class. Raises Stopped where that is ready-made."""
+    refuse_class(kind if isinstance(kind, type) else type(kind), _ALLOWED)
     return given.module_of(kind, *args)
 
 
@@ -88,7 +88,9 @@ _USED = "a result that a rank does not use has a gradient of zeros there: it cou
 
 def _both(own: tuple[Case, list[Tensor], list[Tensor]], function: Callable, watch: Watch) -> dict:
     case, leaves, ups = own
-    (group, _), leaves = given.groups_of(case), [leaf.requires_grad_(leaf.dim() > 1) for leaf in leaves]
+    group, _ = given.groups_of(case)
+    for leaf in leaves:
+        leaf.requires_grad_(leaf.dim() > 1)
     tensors = [torch.tanh(leaf) for leaf in leaves]
     before, given_ups = [one.detach().clone() for one in tensors], [one.clone() for one in ups]
     watch.mark("forward")
@@ -105,9 +107,10 @@ def _both(own: tuple[Case, list[Tensor], list[Tensor]], function: Callable, watc
 
 def _listed(results, tensors: list[Tensor]) -> list[Tensor]:
     if not isinstance(results, list | tuple) or not all(isinstance(y, Tensor) for y in results):
-        lists = isinstance(results, list | tuple) and any(isinstance(y, list | tuple) for y in results)
-        one_by_one = "apply takes tensors one by one: apply(group, *tensors); " * lists
-        raise Stopped(f"it returned {kind_of(results)}" + " with lists in it" * lists, one_by_one + _LIST)
+        found, hint = f"it returned {kind_of(results)}", _LIST
+        if isinstance(results, list | tuple) and any(isinstance(y, list | tuple) for y in results):
+            found, hint = f"{found} with lists in it", f"apply takes tensors one by one: apply(group, *tensors); {hint}"
+        raise Stopped(found, hint)
     if [y.shape for y in results] != [x.shape for x in tensors]:
         raise Stopped(f"it returned tensors of {[list(y.shape) for y in results]}", _LIST)
     return list(results)
@@ -123,8 +126,8 @@ _ADVICE_OF_BOTH = (
 )
 _CUT = _ADVICE_OF_BOTH, "cut the row in the order in which it was joined, and give each part its tensor's shape"
 _F, _G = ((_both, _JUDGED_BOTH, partial(given.cases_of_both, summing), *_CUT) for summing in (False, True))
-copy_in = _task("copy_in(tensors, group)", 2, *_F, ready=NOTHING_GIVEN, make=partial(given.of_both, False))
-reduce_out = _task("reduce_out(tensors, group)", 2, *_G, ready=NOTHING_GIVEN, make=partial(given.of_both, True))
+copy_in = _task("copy_in(tensors, group)", 2, *_F, allowed=NOTHING_GIVEN, make=partial(given.of_both, False))
+reduce_out = _task("reduce_out(tensors, group)", 2, *_G, allowed=NOTHING_GIVEN, make=partial(given.of_both, True))
 
 # Tasks 2 and 3
 
@@ -186,7 +189,8 @@ _COMPLETE = (
 
 def _cross_entropy(own: tuple[Case, Tensor, Tensor, float], function: Callable, watch: Watch) -> dict:
     case, logits, targets, z = own
-    (group, _), before = given.groups_of(case), (logits.clone(), targets.clone())
+    group, _ = given.groups_of(case)
+    before = logits.clone(), targets.clone()
     logits.requires_grad_()
     with given.Made() as seen:
         watch.mark("forward")
@@ -211,7 +215,6 @@ def _three(calls: list[tuple]) -> list[tuple]:
 
 
 _MADE = "it made a tensor of {got}; the largest logits of a rank have {right}"
-_SMALL_SUMS = "makes three small all-reduces, and none in backward"
 _THREE = (
     "three all-reduces of S·B numbers are enough: the largest logit, the sum of exponentials, the target's logit (the last two "
     "may go together)"
@@ -224,10 +227,10 @@ _LOOK_UP = ((r"index -\d+ is out of bounds", _NO_TOKEN), (r"is out of bounds|ind
 _JUDGED_LOSS = (
     values(0.4, "loss and gradients are right", _NAMES),
     at_most(0.4, "makes no tensor larger than a rank's logits", "^bytes", _COMPLETE, 0, _MADE, size),
-    _traffic(0.2, _SMALL_SUMS, _THREE, _three),
+    _traffic(0.2, "makes three small all-reduces, and none in backward", _THREE, _three),
 )
-_CALL = "cross_entropy(logits_SBW, targets_SB, z, group)"
-cross_entropy = _task(_CALL, 4, _cross_entropy, _JUDGED_LOSS, given.cases_of_loss, _LOOK_UP, _LOSS, make=given.of_loss)
+_SOUGHT = _JUDGED_LOSS, given.cases_of_loss, _LOOK_UP, _LOSS
+cross_entropy = _task("cross_entropy(logits_SBW, targets_SB, z, group)", 4, _cross_entropy, *_SOUGHT, make=given.of_loss)
 
 # Task 5
 
@@ -343,7 +346,5 @@ _JUDGED = (
     _traffic(0.2, _SENDS, _BLOCK_SENDS, _as_scattered, _gathered_once),
     at_most(0.15, _OWN, f"^{_KEPT}", _GATHERED, _POSITION_BYTES // 2, _MORE, size, grain=2048),
 )
-_CALLED = ((arguments("forward"), "the check calls block(x_sBH, seed)"),)
-_OF = "Block(whole, p, f, group)"
-_MORE_OF_BLOCK = {"make": given.of_block, "then": given.of_dropout}
-block = _task(_OF, 6, _block, _JUDGED, given.cases_of_block, _CALLED, _BLOCK_SENDS, **_MORE_OF_BLOCK)
+_CALLED = given.cases_of_block, ((arguments("forward"), "the check calls block(x_sBH, seed)"),), _BLOCK_SENDS
+block = _task("Block(whole, p, f, group)", 6, _block, _JUDGED, *_CALLED, make=given.of_block, then=given.of_dropout)

@@ -1,10 +1,11 @@
 """Runs a learner's answer through a task's script on worlds of several sizes, and keeps what each rank did.
 
-What was seen can be stored: of a tensor a few numbers are kept, which tell it from others on every platform.
+What is stored of that, measure.fingerprints makes: of a tensor a few numbers.
 """
 
 import contextlib
 import io
+import math
 import os
 import secrets
 import shutil
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks import progress_bar
-from manyranks.grade.learner import Ready, refuse_itself, refused, watched
+from manyranks.grade.learner import LEAVE, LEAVE_GIVEN, Allowed, refuse_itself, refused, watched
 from manyranks.measure import journal
 from manyranks.measure.fingerprints import Fact, size
 from manyranks.measure.journal import Stopped
@@ -49,10 +50,7 @@ _ROOM = 1 << 18  # elements, or items: a result larger than this is not what a t
 
 Run = Callable[[Any, Any, Watch], dict]  # what a rank gets, the learner's answer, watch -> results: tensors, or JSON
 Make = Callable[[Any, int, int, int], Any]  # case, rank, number of ranks, seed -> what this rank gets
-
-
-# case, what the rank got, its results -> results that follow
-Then = Callable[[Any, Any, Mapping[str, Fact]], dict]
+Then = Callable[[Any, Any, Mapping[str, Fact]], dict]  # case, what the rank got, its results -> results that follow
 
 
 class Again(NamedTuple):
@@ -62,16 +60,33 @@ class Again(NamedTuple):
 
 
 @dataclass
-class Budget:
-    """The time of one submission. left: seconds that its code may take in all; late: how many of its checks took too long."""
+class Terms:
+    """The terms on which answers run: a learner's own without fences and without end, those of a submission as apart says.
 
-    left: float
+    confined: the fences around ranks
+    left: seconds that a submission's code may still take in all
+    late: how many of its checks took too long
+    """
+
+    confined: Confined | None = None
+    left: float = math.inf
     late: int = 0
 
+    @property
+    def fences(self) -> Confined | None:
+        """Returns what a World takes. Raises ValueError where strangers' code would run without."""
+        if local.strangers and not self.confined:
+            raise ValueError("this process runs strangers' code, and on confined ranks only")
+        return self.confined
 
-confined: Confined | None = None  # grade.apart sets these two
-budget: Budget | None = None
-seed = 0  # of the scripts' numbers; who makes records of his own takes another one
+    def seconds(self, most: float) -> float:
+        """Cuts seconds to what the submission has, or hardly more."""
+        return round(min(most, max(_LEAST_SECONDS, self.left)), 1)
+
+    def spend(self, world: World, free: float = 0.0) -> float:
+        """Returns the seconds that the last run took, which the submission has no more, but for those that are free."""
+        self.left -= max(0.0, world.took - free)
+        return world.took
 
 
 class Sent(NamedTuple):
@@ -88,7 +103,7 @@ class _Results(dict):
     """Results by name. Raises Stopped for one that the script always returns, and that a rank has left out."""
 
     def __missing__(self, name: str) -> None:
-        raise Stopped(f"{name} is missing", "leave what you are given as it is")
+        raise Stopped(f"{name} is missing", LEAVE_GIVEN)
 
 
 @dataclass(frozen=True)
@@ -112,23 +127,17 @@ class Seen:
         return [event.what for event in self.events if event.kind == "mark" and event.what.startswith(begins)]
 
 
-@contextmanager
-def unconfined() -> Iterator[None]:
-    """Inside, ranks have no fences: for a teacher's own code."""
-    global confined
-    before, confined = confined, None
-    try:
-        yield
-    finally:
-        confined = before
-
-
 class Job(NamedTuple):
-    """The job of a rank. given: to it, which takes it out; ready: whose functions are refused; word: that nobody has seen."""
+    """The job of a rank.
+
+    given: to it, which takes it out
+    allowed: what may be called of what is ready-made
+    word: that nobody has seen
+    """
 
     run: Run
     given: list
-    ready: Ready
+    allowed: Allowed
     word: str
 
 
@@ -160,7 +169,7 @@ class Trial:
 
     def __str__(self) -> str:
         """Says "on 3 ranks, with 7 elements"; the case alone where there is one rank."""
-        return ", ".join(filter(None, [f"on {self.n} ranks" * (self.n > 1), f"{self.case}"]))
+        return ", ".join(filter(None, [f"on {self.n} ranks" if self.n > 1 else "", f"{self.case}"]))
 
     def where(self, found: str, place: str = "") -> str:
         """Returns what was found, after where it was. place: in which part of the case, in place of its name."""
@@ -170,62 +179,62 @@ class Trial:
 def trials(
     answer: Callable,
     run: Run,
-    make: Make,
+    make: Callable[[Any, int, int], Any],
     cases: Callable[[int], Sequence],
     worlds: Iterable[int],
-    ready: Ready,
-    part: bool = False,
+    allowed: Allowed,
+    part: bool,
+    terms: Terms,
 ) -> list[Trial]:
     """Runs a trial for each case, on fresh worlds of these sizes, and no more on a world whose ranks raised or died.
 
-    make: what each rank gets is made here, so that nothing on a rank says more, such as what the others get. Ends after the
-    first that hangs, and where nothing is written. part: each case counts, so that a deadlock, which is found soon, ends its
-    world only.
+    Ends after the first that hangs, and where nothing is written.
+
+    make: what a rank gets in a case on n ranks. Made here, so that nothing on a rank says more, such as what the others get
+    part: whether each case counts, so that a deadlock, which is found soon, ends its world only
     """
     done: list[Trial] = []
     left = _ALL_SECONDS
-    fences = {"confined": confined} if confined else {}
     for n in progress_bar.each(tuple(worlds), "checking on ranks"):
-        with _room() as room, World(n, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
+        with _room(terms) as room, World(n, backend="gloo", timeout=_RUN_SECONDS, confined=terms.fences) as world:
             world.patience = PATIENCE
             for i, case in enumerate(cases(n)):
-                if budget and budget.left <= 0:
+                if terms.left <= 0:
                     return [*done, Trial(n, case, f"{n}/{i}", trouble=Trouble(*_OVER))]
-                share = min(_RUN_SECONDS / 2 ** (budget.late if budget else 0), left)  # each late check halves it for the next
-                world.timeout = _left(min(_RUN_SECONDS, max(_LEAST_SECONDS, share)))
-                given = tuple(make(case, rank, n, seed) for rank in range(n))
-                done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, ready))
-                left -= spent(world)
+                share = min(_RUN_SECONDS / 2**terms.late, left)  # each late check halves it for the next
+                world.timeout = terms.seconds(min(_RUN_SECONDS, max(_LEAST_SECONDS, share)))
+                given = tuple(make(case, rank, n) for rank in range(n))
+                done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, allowed, terms))
+                left -= terms.spend(world)
                 if found := done[-1].trouble:
-                    if budget and found.hung and not found.deadlock:
-                        budget.late += 1
+                    if found.hung and not found.deadlock:
+                        terms.late += 1
                     if found.unwritten or (found.hung and not (part and found.deadlock)):
                         return done
                     break
     return done
 
 
-def ran_again(found: list[Trial], again: Again, make: Make) -> list[Trial]:
-    """Trials with what comes of their results on a rank that has run nothing of the learner's, and gets other numbers."""
-    fences = {"confined": confined} if confined else {}
-    with World(1, backend="gloo", timeout=_left(_RUN_SECONDS), **fences) as world:
+def ran_again(found: list[Trial], again: Then, make: Callable[[Any], Any], terms: Terms) -> list[Trial]:
+    """Trials with what comes of their results on a rank that has run nothing of the learner's. make: what it gets in a case."""
+    with World(1, backend="gloo", timeout=terms.seconds(_RUN_SECONDS), confined=terms.fences) as world:
         world.patience = PATIENCE
-        own = [replace(one, given=(make(one.case, 0, 1, seed + 1),)) for one in found]
-        return [_again(world, one, again.then) if one.seen else one for one in own]
+        own = [replace(one, given=(make(one.case),)) for one in found]
+        return [_again(world, one, again, terms) if one.seen else one for one in own]
 
 
-def _again(world: World, one: Trial, again: Then) -> Trial:
+def _again(world: World, one: Trial, again: Then, terms: Terms) -> Trial:
     try:
         results = world.run(_sent_again, again, one.case, one.given[0], one.seen[0].results)[0]
         if type(results) is dict and all(map(_is_plain, results.items())):
             return replace(one, seen=[replace(one.seen[0], results=results)])
-        problem = Trouble("what came back is no result", "leave the check as it is")
+        problem = Trouble("what came back is no result", LEAVE)
     except NotStarted:
         raise
     except WorldError as error:
         problem = trouble(error, {})
     finally:
-        spent(world)
+        terms.spend(world)
     return replace(one, seen=[], trouble=problem._replace(problem=short(problem.problem), hint=short(problem.hint)))
 
 
@@ -233,37 +242,27 @@ def _sent_again(again: Then, case: Any, given: Any, results: dict) -> dict:
     return {name: _sendable(value) for name, value in again(case, given, results).items()}
 
 
-def _left(seconds: float) -> float:
-    """Cuts seconds to what the submission has, or hardly more."""
-    return round(min(seconds, max(_LEAST_SECONDS, budget.left)) if budget else seconds, 1)
-
-
-def spent(world: World, free: float = 0.0) -> float:
-    """The seconds that the last run took, which the submission has no more, but for those that are free."""
-    if budget:
-        budget.left -= max(0.0, world.took - free)
-    return world.took
-
-
-def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, ready: Ready) -> Trial:
-    printed, folder = io.StringIO(), _folder(room)
+def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, allowed: Allowed, terms: Terms) -> Trial:
+    printed = io.StringIO()
+    folder = there = _folder(room)
+    if terms.confined:  # where a rank sees the same folder
+        there = os.path.join(terms.confined.scratch, os.path.basename(folder))
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
         word = secrets.token_hex(8)
-        there = os.path.join(confined.scratch, os.path.basename(folder)) if confined else folder
         with answering(new.given, folder, there) as given:
-            jobs = Each(Job(run, [own], ready, word) for own in given)
-            free = FREE * new.key.endswith("/0")  # cells have run before on ranks that had a case
-            outcome = _outcome(world, answer, jobs, word, folder, there, free)
+            jobs = Each(Job(run, [own], allowed, word) for own in given)
+            free = FREE if new.key.endswith("/0") else 0.0  # cells have run before on ranks that had a case
+            outcome = _outcome(world, answer, jobs, word, folder, there, free, terms)
         notes = journal.read(folder, world.size)
     return replace(new, notes=notes, printed=head(printed.getvalue()), **outcome)
 
 
 @contextmanager
-def _room() -> Iterator[str]:
+def _room(terms: Terms) -> Iterator[str]:
     """A folder for notes, and for what ranks write beside them. One of strangers is removed by who judges."""
-    if confined:
-        yield confined.seen or confined.scratch
+    if terms.confined:
+        yield terms.confined.seen or terms.confined.scratch
         return
     folder = _folder()
     try:
@@ -279,66 +278,72 @@ def _folder(room: str | None = None) -> str:
         raise NotStarted(f"there is no room for notes: {error}") from error
 
 
-def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str, there: str, free: float) -> dict:
+def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str, there: str, free: float, terms: Terms) -> dict:
     """Runs an answer; returns what a Trial has of that."""
     try:
-        _prepare(world, answer, free)
-        carried = _carried()
-        measured = world.measure(rehearse, answer, jobs, there)
-        noted, now = sum(measured.payload_bytes.values()), _carried()
-        sockets = sum((measured.sent_bytes or {}).values()) if confined and local.strangers else 0
+        _prepare(world, answer, free, terms)
+        carried = _carried(terms)
+        measured = world.measure(run_script, answer, jobs, there)
+        now = _carried(terms)
+        noted = sum(measured.payload_bytes.values())
+        sockets = sum((measured.sent_bytes or {}).values()) if terms.confined and local.strangers else 0
         if found := _more_than_noted(sockets if None in (carried, now) else now - carried, noted):
             return {"trouble": found}
         seen = [_seen(reply, measured.calls[rank]) for rank, reply in enumerate(measured.results)]
         if any(reply["watched"] != watched(word) for reply in measured.results):
-            return {"trouble": Trouble("the check's watcher of ready-made calls was removed", "leave the check as it is")}
+            return {"trouble": Trouble("the check's watcher of ready-made calls was removed", LEAVE)}
         return {"seen": seen, "unwaited": _unwaited(measured)}
     except NotStarted:
         raise  # nothing that the answer did
     except WorldError as error:
         found = trouble(error, journal.read(folder, world.size))
     except Exception as error:  # a function that cannot be sent to the ranks, or notes that no rank makes of itself
-        if confined and not isinstance(error, ValueError):
+        if terms.confined and not isinstance(error, ValueError):
             raise  # an error of ours, and no answer's: grade.apart says so
         found = Trouble(f"it could not be run: {type(error).__name__}: {text(error)}", "")
     return {"trouble": found._replace(problem=short(found.problem), hint=short(found.hint))}
 
 
-def _prepare(world: World, answer: Callable, free: float) -> None:
-    """Makes new ranks unpack the answer, which runs a stranger's cells there, before the clock of a case starts."""
-    seconds, world.timeout = world.timeout, _left(max(CELLS, world.timeout))
+def _prepare(world: World, answer: Callable, free: float, terms: Terms) -> None:
+    """Starts the ranks. A stranger's cells run there now (absent.load), before the clock of a case starts.
+
+    It's the argument that makes them run, when it is unpacked; what is called with it, `callable`, does nothing.
+    """
+    seconds = world.timeout
+    world.timeout = terms.seconds(max(CELLS, seconds))
     try:
-        world.run(callable, answer if confined else int)
+        world.run(callable, answer if terms.confined else int)
     finally:
         world.timeout = seconds
-        spent(world, free)
+        terms.spend(world, free)
 
 
-def _carried() -> int | None:
-    """Bytes that the kernel has counted between strangers' ranks; None where they have no network for themselves.
+def _carried(terms: Terms) -> int | None:
+    """Bytes that Linux has counted between strangers' ranks; None where they have no network for themselves.
 
     Their own sockets count then, for the loopback carries what others send, too.
     """
-    return local.the_forkserver().loopback_bytes() if confined and local.strangers else None
+    return local.the_forkserver().loopback_bytes() if terms.confined and local.strangers else None
 
 
 def _more_than_noted(carried: int, noted: int) -> Trouble | None:
-    """Finds whether far more went over the network than ranks have noted: their notes can be forged, the kernel's count not."""
+    """Finds whether far more went over the network than ranks have noted: their notes can be forged, Linux's count not."""
     if carried <= _OVERHEAD * noted + _UNNOTED:
         return None
     problem = f"the ranks sent each other {size(carried)}, as the kernel counts it, and noted calls of {size(noted)}"
     return Trouble(problem, "send with dist's own calls, from the thread that the check calls you in")
 
 
-def rehearse(answer, job: Job, folder: str) -> dict:
+def run_script(answer, job: Job, folder: str) -> dict:
     """Runs, on a rank, the script with the learner's answer. What it returns is plain data."""
     watch = Watch(folder, dist.get_rank())
-    refuse_itself(answer, job.ready)
-    with watch.watching(), refused(job.ready) as still_watched:
-        _came = Elsewhere(job.given).tensors  # they stay, and count, without what else came
+    refuse_itself(answer, job.allowed)
+    with watch.watching(), refused(job.allowed) as still_watched:
+        _came = Elsewhere(job.given).tensors  # a name that keeps them alive to the end: they count, without what else came
         given = [deepcopy(job.given.pop())]  # tensors that came stand on a message: nobody can resize their storages
         watch.leave_out(answer)
         watch.meet(*given)
+        # given is popped in the call, so that the script alone holds it, and can let it go
         results = {name: _sendable(value) for name, value in job.run(given.pop(), answer, watch).items()}
         word = still_watched(job.word) if callable(still_watched) else ""
     events = [tuple(event) for event in watch.events]
@@ -355,7 +360,7 @@ def _sendable(value):
 
 
 def _seen(reply, calls: list) -> Seen:
-    """Reads what a rank sent back. Raises ValueError for what `rehearse` never sends: a learner's code may have changed it."""
+    """Reads what a rank sent back. Raises ValueError for what `run_script` never sends: learners' code may have changed it."""
     if not (
         type(reply) is dict
         and reply.keys() == {"results", "events", "held", "peak", "watched"}
@@ -366,7 +371,7 @@ def _seen(reply, calls: list) -> Seen:
         and all(map(_is_event, reply["events"]))
         and all(type(count) is int for count in [*reply["held"], reply["peak"]])
     ):
-        raise ValueError("a rank did not return what the check notes: leave the check as it is")
+        raise ValueError(f"a rank did not return what the check notes: {LEAVE}")
     sent = [Sent(call.op, call.bytes, call.dtype, call.peer, tuple(call.ranks)) for call in calls]
     return Seen(reply["results"], [Event(*event) for event in reply["events"]], sent, reply["held"], reply["peak"])
 

@@ -15,13 +15,13 @@ from manyranks.given.numbers import EXACT
 from manyranks.given.zero import BYTES, TURN, UNIT, Batch, Noted, Training, pieces, trained
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, facts, if_done, results, sent, silent, values
-from manyranks.grade.learner import Ready, arguments, checked, made, plain, tensor
+from manyranks.grade.learner import Allowed, arguments, checked, made, plain, tensor
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
 from manyranks.measure.watch import Watch
 
-_READY = Ready(hint="write it yourself, with dist.all_gather_single and dist.reduce_scatter_single")
-_READY_UNITS = _READY._replace(given=(f"{given.__name__}.Unit", f"{given.__name__}.OneAtATime"))
+_ALLOWED = Allowed(hint="write it yourself, with dist.all_gather_single and dist.reduce_scatter_single")
+_ALLOWED_UNITS = _ALLOWED._replace(given=(f"{given.__name__}.Unit", f"{given.__name__}.OneAtATime"))
 _ADAMW = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 1e-2, "weight_decay": 0.1}  # eps: that it matters how large gradients are
 _SMALL, _UNIT_ROOM = 6144, 9216  # bytes of examples, numbers and counters; of half a unit
 
@@ -46,8 +46,8 @@ _SCHEDULE = "before_forward", "after_forward", "before_backward", "after_backwar
 _task = partial(
     Task,
     "03_zero",
-    ready=_READY,
-    advice=(
+    allowed=_ALLOWED,
+    common=(
         (r"for \+=?: 'NoneType'|object has no attribute 'add_?'", "a shard's .grad may be None: then the mean takes its place"),
         (r"IndexError.*\n.*chunk", "few elements make fewer chunks than N: pad with zeros to a multiple of N first"),
         (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b", _NONE),
@@ -152,7 +152,7 @@ def _train(own: tuple[Training, nn.ModuleList, list[Batch]], kind, watch: Watch)
     with checked(kind, given.FITS), given.state_bytes() as states:
         name, methods = ("Stage2", ("step", "zero_grad", "finish")) if training.finishes else ("Stage1", ("step", "zero_grad"))
         call, optimizer_class = f"{name}(params, optimizer_class, **kwargs)", getattr(torch.optim, training.optimizer)
-        optimizer = made(kind, _READY, call, methods, model.parameters(), optimizer_class, **training.settings)
+        optimizer = made(kind, _ALLOWED, call, methods, model.parameters(), optimizer_class, **training.settings)
         for step, batches in enumerate(training.batches, 1):
             for batch in batches:
                 loss = data[batch].loss(model)
@@ -237,7 +237,7 @@ def _unit(own: tuple[nn.ModuleList, list[Batch]], kind, watch: Watch) -> dict:
         found[f"in all {when}"] = watch.held[-1]
 
     with checked(kind, given.FITS):
-        units = [made(kind, _READY, "Unit(module)", UNIT, layer) for layer in layers]
+        units = [made(kind, _ALLOWED, "Unit(module)", UNIT, layer) for layer in layers]
         given.unchanged(layers, before)
         shards = given.shards_of(units, layers)
         held("when the units are made")
@@ -304,7 +304,7 @@ def _prefetch(own: tuple[nn.ModuleList, list[Batch]], kind, watch: Watch) -> dic
     units = [given.Unit(k, layer, watch) for k, layer in enumerate(layers)]
     shards = [shard for unit in units for shard in unit.shards]
     optimizer = torch.optim.AdamW(shards, **_ADAMW)
-    model = given.Marked(layers, made(kind, _READY_UNITS, "Prefetch(units)", _SCHEDULE, units), watch)
+    model = given.Marked(layers, made(kind, _ALLOWED_UNITS, "Prefetch(units)", _SCHEDULE, units), watch)
     for batch in (0, 1):
         data[batch].loss(layers, model).backward()
         model.finish()
@@ -337,11 +337,8 @@ prefetch = _task(
     ),
     make=lambda case, rank, n, seed: trained(rank, seed, 2),
     cases=("in two steps",),
-    ready=_READY_UNITS,
-    advice=(
-        (r"(waits in|to its|called) (all_gather|reduce_scatter)", "does the schedule do something on one rank only?"),
-        *_task.keywords["advice"],
-    ),
+    allowed=_ALLOWED_UNITS,
+    advice=((r"(waits in|to its|called) (all_gather|reduce_scatter)", "does the schedule do something on one rank only?"),),
     unexplained="does each layer compute with the parameters of this step? Gather its unit, wait for it, and free all units "
     "before the optimizer steps: one that is still whole is not gathered again",
 )

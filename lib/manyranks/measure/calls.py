@@ -286,7 +286,7 @@ class Recorder:
             self.waiting, self._endless = call, again or not timed
         self.late.discard(id(work))
         try:
-            return completions.wait(work, *args, **kwargs)
+            return self._followers.wait(work, *args, **kwargs)
         except RuntimeError:
             if timed and not work.is_completed():
                 self.late.add(id(work))

@@ -7,7 +7,9 @@ import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -60,6 +62,7 @@ class Followers:
     def __init__(self):
         self._jobs: queue.SimpleQueue[Callable] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
+        self._ended: weakref.WeakKeyDictionary[dist.Work, threading.Event] = weakref.WeakKeyDictionary()
 
     def follow(self, work: dist.Work, done: Callable[[], None]) -> dist.Work:
         """A Work that is done when `work` is, and done() was called at that moment.
@@ -68,6 +71,9 @@ class Followers:
         for. So a thread waits; starting a thread for each call would take three times as long as the call itself.
         """
         future: torch.futures.Future = torch.futures.Future()
+        following, ended = torch._C._distributed_c10d._create_work_from_future(future), threading.Event()
+        future.add_done_callback(lambda _: ended.set())
+        self._ended[following] = ended
 
         def job():
             nonlocal work
@@ -83,7 +89,16 @@ class Followers:
         self._jobs.put(job)
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._work, daemon=True, name=FOLLOWER).start()
-        return torch._C._distributed_c10d._create_work_from_future(future)
+        return following
+
+    def wait(self, work: dist.Work, *args, **kwargs) -> bool:
+        """Waits for a Work. One of `follow` knows no timeout, so the thread's end is waited for instead, as long as given."""
+        timeout: timedelta = args[0] if args else kwargs.get("timeout", timedelta())
+        if timeout and (ended := self._ended.get(work)):
+            if not ended.wait(timeout.total_seconds()):
+                raise RuntimeError(f"Wait timeout: the call wasn't over after {timeout.total_seconds():g} s")
+            return wait(work)
+        return wait(work, *args, **kwargs)
 
     def _work(self) -> None:
         while True:

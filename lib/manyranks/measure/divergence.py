@@ -56,7 +56,9 @@ def _known(count: int, issued: list[Call]) -> bool:
 
 
 def _stopped(count: int) -> str:
-    return f"stopped after {count} collective{'s' * (count > 1)}" if count else "none"
+    if not count:
+        return "none"
+    return f"stopped after {count} collective{'s' if count > 1 else ''}"
 
 
 def signature(call: Call) -> tuple:

@@ -41,7 +41,7 @@ class Profile(NamedTuple):
         found: dict[str, tuple[int, float]] = {}
         for span in self.spans:
             count, seconds = found.get(span.name, (0, 0.0))
-            found[span.name] = count + (not span.goes_on), seconds + span.finished - span.started
+            found[span.name] = count if span.goes_on else count + 1, seconds + span.finished - span.started
         return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 

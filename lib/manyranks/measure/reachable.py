@@ -29,7 +29,8 @@ class Elsewhere:
                 met[id(one)] = one  # alive, so that nothing else gets its id
                 before = self.bytes, len(self.tensors), len(self.storages)
                 todo += self._look(one)
-                self.all += [one] * (before != (self.bytes, len(self.tensors), len(self.storages)))
+                if before != (self.bytes, len(self.tensors), len(self.storages)):
+                    self.all.append(one)
 
     def _look(self, one) -> list:
         """Counts an object, and returns what it leads to."""

@@ -163,9 +163,11 @@ class Watch(Journal):
 
         Only here: counting after every operator took a quarter of a check's time.
         """
-        self._memory.peak_bytes, self._memory.counts = 0, True
+        self._memory.peak_bytes = 0
+        self._memory.counts = True
         yield
-        self.peak_bytes, self._memory.counts = self._memory.peak_bytes, False
+        self._memory.counts = False
+        self.peak_bytes = self._memory.peak_bytes
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace.startswith("_c10d_functional"):  # they reach no operator of c10d
@@ -243,7 +245,8 @@ class Compared:
         self._place = f"rows compared/{(self._store.add('rows compared', 1) - 1) // dist.get_world_size()}"
 
     def __call__(self, sent: list[int], received: list[int], hint: str) -> None:
-        me, n, self._exchange = dist.get_rank(), dist.get_world_size(), self._exchange + 1
+        me, n = dist.get_rank(), dist.get_world_size()
+        self._exchange += 1
         if not len(sent) == len(received) == n:
             raise Stopped(f"lists of {len(sent)} and {len(received)} numbers were given for {n} ranks", hint)
         for other, (goes, comes) in enumerate(zip(sent, received, strict=True)):

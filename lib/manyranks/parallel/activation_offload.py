@@ -62,7 +62,8 @@ class HostMemory:
         """Wraps a function: what it keeps waits at the host, but for these addresses."""
 
         def run(*args, **kwargs):
-            call, self._calls = self._calls, self._calls + 1
+            call = self._calls
+            self._calls += 1
             sources: dict[int, tuple[int, torch.UntypedStorage]] = {}  # alive until the end
 
             def pack(tensor: Tensor) -> Tensor | Away:
@@ -80,7 +81,8 @@ class HostMemory:
         return run
 
     def _out(self, call: int, storage: torch.UntypedStorage) -> int:
-        there, self._device = self._there.setdefault(call, []), storage.device
+        there = self._there.setdefault(call, [])
+        self._device = storage.device
         there.append(storage.clone() if storage.device.type == "cpu" else storage.cpu())
         self.events.append(Event("out", call, storage.nbytes()))
         return len(there) - 1

@@ -111,7 +111,8 @@ class DataParallel(nn.Module):
 
         The next finish() outside sends the sums.
         """
-        before, self._synchronises = self._synchronises, False
+        before = self._synchronises
+        self._synchronises = False
         try:
             yield
         finally:

@@ -50,6 +50,7 @@ class Unit:
         dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
         replicas: Group = None,
+        finish_gather: Callable[[dist.Work], object] = dist.Work.wait,
     ):
         self.part, self.group, self.replicas = part, group, replicas
         self.row, self.shards = sharding.Row(part.named, group), list(part.named.values())
@@ -64,7 +65,7 @@ class Unit:
         self.gathered, self.shown = True, False  # whether modules have the whole ones
         self._versions = self._now()  # of what was gathered
         self._gather: dist.Work | None = None  # the row is on its way here
-        self.finish_gather: Callable[[dist.Work], object] = dist.Work.wait
+        self.finish_gather = finish_gather
         self._reduction: Callable[[], Tensor] | None = None  # gradients are on their way
         self.free()
 
@@ -126,7 +127,8 @@ class Unit:
         """Waits for what reduce() has started, and adds it to the shards' gradients."""
         if self._reduction is None:
             return
-        mean_S, self._reduction = self._reduction(), None
+        mean_S = self._reduction()
+        self._reduction = None
         if self.replicas is not None:
             mean_S /= dist.get_world_size(self.replicas)
             dist.all_reduce(mean_S, group=self.replicas)
@@ -187,26 +189,36 @@ class FullyShardedDataParallel(Sharded):
         partition.equalize(module, cut.parts, self.group, replicas, group_of)
         self.module, self._dtype, self.training = module, compute_dtype, module.training
         self._prefetch, self._keep_last = prefetch, keep_last
-        how = compute_dtype, reduce_dtype, replicas
-        own = [Unit(part, group_of(part.first), *how) for part in cut.parts]
+        self._lead = lambda: self  # called: a module as an attribute would be a child
+        own = [
+            Unit(
+                part,
+                group_of(part.first),
+                dtype=compute_dtype,
+                reduce_dtype=reduce_dtype,
+                replicas=replicas,
+                finish_gather=lambda work: self._lead()._order.wait(work),
+            )
+            for part in cut.parts
+        ]
         self._needs = {used: [own[k] for k in of] for used, of in cut.needs.items()}
         for unit in own:
-            unit.finish_gather = lambda work: self._leads()._order.wait(work)
             each = zip(unit.part.named, unit.shards, unit.row.firsts, strict=True)
             for name, shard, first in each:
                 shard.origin = Origin(name, shard.whole.shape, first, self.group)
-                shard.reads = lambda: bool(self._leads()._running)
-                shard.gather = partial(lambda unit: self._leads()._bring(unit), unit)
+                shard.reads = lambda: bool(self._lead()._running)
+                shard.gather = partial(lambda unit: self._lead()._bring(unit), unit)
         for wrapper in inner:
             self._needs |= wrapper._follow(self)
         self.units = list(dict.fromkeys(u for of in self._needs.values() for u in of))
-        self._leads, self._reduces = lambda: self, True
+        self._reduces = True
         self._order = Order(module, self.group)
         saves(module, only_whole)
         self._running: list[tuple[nn.Module, frozenset[Unit]]] = []  # and what they have
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
         self._leaving: Unit | None = None  # its gradients are on their way
-        self._runs = self._arrived = False  # a backward; a gradient in it
+        self._backward_runs = False
+        self._arrived = False  # a gradient, in this backward
         self._frees = partition.Ends(self._needs)
         self.forward = torch.compiler.disable(self.forward)  # the module may be compiled
         self._hooks = partition.hooks(
@@ -217,22 +229,24 @@ class FullyShardedDataParallel(Sharded):
         """Leaves it to a wrapper around this one to say when units come and go."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._leads = [], lambda: lead
+        self._hooks = []
+        self._lead = lambda: lead
         return self._needs
 
     def forward(self, *args, **kwargs):
         """The module's, of inputs in compute_dtype. Raises ValueError for a changed one."""
         if self._dtype:
             args, kwargs = partition.cast((args, kwargs), self._dtype)
-        if self._leads() is not self or in_backward():
+        if self._lead() is not self or in_backward():
             return self.module(*args, **kwargs)
         partition.check([unit.part for unit in self.units])
         self._order.begin("forward")
         self._order.begin("backward")
         if self._reduces:  # else no optimizer has stepped since what is still here came
             self._free_done()
-        if self._runs:  # the last backward has raised, and its gradients are incomplete
-            self._leaving, self._runs, self._arrived = None, False, False
+        if self._backward_runs:  # it has raised, and its gradients are incomplete
+            self._leaving = None
+            self._backward_runs = self._arrived = False
             self.forget()
         outputs = self.module(*args, **kwargs)
         self._order.end("forward")
@@ -315,7 +329,7 @@ class FullyShardedDataParallel(Sharded):
 
     def _start_next(self, module: nn.Module) -> None:
         kind = "backward" if in_backward() else "forward"
-        for other in self._order.next(kind, module, self._prefetch):
+        for other in self._order.note(kind, module, self._prefetch):
             for unit in self._needs[other]:
                 unit.start()
 
@@ -327,14 +341,18 @@ class FullyShardedDataParallel(Sharded):
 
     def _expect_end(self) -> None:
         """A backward runs: has autograd call _end when it's over."""
-        if not self._runs:
-            self._runs = True
+        if not self._backward_runs:
+            self._backward_runs = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
-    def _end(self) -> None:
-        """Frees everything, and reduces units that still miss a gradient."""
+    def _end(self, finished: bool = False) -> None:
+        """Frees everything, and reduces units that still miss a gradient.
+
+        finished: whether the step is over, and not just a backward, in which only inputs'
+            gradients may have been asked for
+        """
         self._order.end("backward")
-        if self._arrived or not self._runs:  # else only inputs' gradients were asked for
+        if self._arrived or finished:
             for unit in self.units:
                 unit.free()
                 if unit.learns and unit.used:
@@ -342,10 +360,8 @@ class FullyShardedDataParallel(Sharded):
             self._hand_over()
             self._done.clear()
             self._frees.clear()
-        self._runs = self._arrived = False
+        self._backward_runs = self._arrived = False
 
     def finish(self) -> None:
         """Ends a step on all ranks, as backward does itself: reduces what is left."""
-        lead = self._leads()
-        lead._runs = False
-        lead._end()
+        self._lead()._end(finished=True)

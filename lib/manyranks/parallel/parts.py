@@ -75,7 +75,8 @@ class Accumulating(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of the micro-batches inside are added up; finish() does nothing."""
-        before, self._accumulates = self._accumulates, True
+        before = self._accumulates
+        self._accumulates = True
         try:
             yield
         finally:

@@ -210,7 +210,8 @@ class LossScaler:
         optimizer.step(self.scale, clip)
         self._good += 1
         if self._good == self.interval:
-            self.scale, self._good = self.scale * self.growth, 0
+            self.scale *= self.growth
+            self._good = 0
         return True
 
     def _overflowed(self, optimizer: Scalable) -> bool:
@@ -227,7 +228,8 @@ class LossScaler:
                 f"gradients are not finite at a loss scale of {self.scale:g}: no scale "
                 "will help; lower the learning rate, or look for NaN in the loss"
             )
-        self.scale, self._good = max(1.0, self.scale * self.backoff), 0
+        self.scale = max(1.0, self.scale * self.backoff)
+        self._good = 0
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, ...]]:

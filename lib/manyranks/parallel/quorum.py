@@ -99,7 +99,8 @@ class Quorum:
 
     def _form(self, newcomers: bool) -> bool:
         """Takes part in the next round; returns whether this replica is in its quorum."""
-        self._round, began = self._round + 1, time.monotonic()
+        self._round += 1
+        began = time.monotonic()
         if first := self._round == 1:
             self.step = 0  # everyone has weights to start from
         came, quorum = self._key("came"), self._key("quorum")
@@ -107,7 +108,8 @@ class Quorum:
         while not self.store.check([quorum]):
             lines = sorted(self.store.get(came).decode().splitlines())
             steps = {n: s for n, s in map(json.loads, lines) if newcomers or s != _NO_STATE}
-            need, waited = self.replicas if first else self.least, time.monotonic() - began
+            need = self.replicas if first else self.least
+            waited = time.monotonic() - began
             able = first or (self.members and max(steps.values()) != _NO_STATE)
             complete = set(self.members) <= set(steps) or waited > self.patience
             if able and complete and len(steps) >= need:

@@ -43,7 +43,7 @@ class Order:
         """A forward or backward begins."""
         self._at[kind] = 0
 
-    def next(self, kind: str, module: nn.Module, count: int) -> list[nn.Module]:
+    def note(self, kind: str, module: nn.Module, count: int) -> list[nn.Module]:
         """Notes that this one computes, and returns the `count` expected next."""
         modules, at = self._modules[kind], self._at[kind]
         if modules[at : at + 1] != [module]:
@@ -60,7 +60,8 @@ class Order:
                 self._compare(rank)
             self._compared += 1
         self._changed = False
-        self._ran[kind], self._at[kind] = self._at[kind], 0
+        self._ran[kind] = self._at[kind]
+        self._at[kind] = 0
         self._ended[kind] += 1
 
     def wait(self, work: dist.Work) -> None:
@@ -70,7 +71,7 @@ class Order:
                 return work.wait(_SECOND)
             except RuntimeError:
                 if work.is_completed():
-                    raise
+                    break  # it came just now, or failed: the wait below knows
             for rank in range(self._n):
                 if self._store.check([self._key(rank)]):
                     self._compare(rank)

@@ -165,7 +165,8 @@ class Saver:
         self._finish()
 
     def _finish(self) -> None:
-        writing, self._writing = self._writing, None
+        writing = self._writing
+        self._writing = None
         if writing:
             writing.result()
 

@@ -26,8 +26,9 @@ class Sharded(nn.Module):
         without it, each backward adds to the shards' gradients. To forget the sums, call
         this module's zero_grad(): an optimizer's doesn't know them.
         """
-        lead = self._leads()
-        before, lead._reduces = lead._reduces, False
+        lead = self._lead()
+        before = lead._reduces
+        lead._reduces = False
         try:
             yield
         finally:

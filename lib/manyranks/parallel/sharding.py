@@ -91,6 +91,7 @@ class Row:
                     "in an embedding, say sparse=False"
                 )
             else:
+                # 0 + −0 is 0: so −0 stands for no gradient, and for nothing else.
                 torch.add(zero, parameter.grad.to(dtype), alpha=1 / self.n, out=part)
                 parameter.grad = None
         return row_E
@@ -137,7 +138,12 @@ def start_reduce_scatter(row_E: Tensor, group: Group = None) -> Callable[[], Ten
     if dist.get_backend(group) != "gloo":
         shard_S = row_E.new_empty(row_E.numel() // n)
         work = dist.reduce_scatter_single(shard_S, row_E, group=group, async_op=True)
-        return lambda: (work.wait(), shard_S)[1]
+
+        def arrived() -> Tensor:
+            work.wait()
+            return shard_S
+
+        return arrived
     arriving_E = torch.empty_like(row_E)
     work = dist.all_to_all_single(arriving_E, row_E, group=group, async_op=True)
 

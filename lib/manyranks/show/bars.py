@@ -51,7 +51,8 @@ class Bars:
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6))
         axes.set_xticks([self.place(tick) for tick in ticks], list(map(unit, ticks)))
         axes.set_yticks(range(len(rows)), list(rows))
-        columns *= len(parts) > 1
+        if len(parts) < 2:
+            columns = 0  # no legend
         axes.set_title(title, pad=6 + 19 * -(-len(parts) // columns) if columns else 6)
         axes.tick_params(length=0, grid_linewidth=0)
         if columns:
@@ -90,7 +91,9 @@ class Bars:
         lengths = [sum(bar.values()) for bar in bars]
         longest = max([longest or max(lengths) or 1.0, *lengths[max(row, 0) : row + 1]])
         self._longest = longest = self._ends[1] if self._ends else longest
-        self._bars, texts = bars, [*texts, *[missing] * (len(self._rows) - len(texts) if missing else 0)]
+        self._bars = bars
+        if missing:
+            texts = [*texts, *[missing] * (len(self._rows) - len(texts))]
         for part, boxes in self._boxes.items():
             each = (box for y, bar in enumerate(bars) for box in self._places(y, bar))
             boxes.set_path(path := joined([place for name, *place in each if name == part]))
@@ -103,7 +106,7 @@ class Bars:
         limits = [*([limit] if limit else ()), *others]
         if limits and self._axes.get_ylim()[0] < len(self._rows):
             self._axes.set_ylim(bottom=len(self._rows) + 0.2)  # room for their names
-        words += [name + " »" * (at > end) for at, name in limits]
+        words += [f"{name} »" if at > end else name for at, name in limits]
         places += [(self.place(at), len(self._rows) - 0.3) for at, _ in limits]
         shown = [self.place(at) for at, _ in limits if at <= end]
         ends = [-0.5, len(self._rows) - 0.5, nan]

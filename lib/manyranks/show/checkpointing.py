@@ -54,7 +54,8 @@ def again(layers: int = 4) -> style.Figure:
     for title, twice in (("keep everything", False), ("keep each layer's input", True)):
         spans, now = list(forward), layers
         for k in reversed(range(layers)):
-            for label, length, kind in [(f"repeat {k}", 1, "activations")] * twice + [(f"backward {k}", 2, "gradients")]:
+            repeats = [(f"repeat {k}", 1, "activations")] if twice else []
+            for label, length, kind in [*repeats, (f"backward {k}", 2, "gradients")]:
                 spans.append((now, now + length, label, kind))
                 now += length
         lanes[title], phases[title] = {"GPU": spans}, [(0, layers, "forward"), (layers, now, "backward")]
@@ -286,10 +287,9 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
     @property
     def note(self) -> str:
         held, room = self.scenario.cost[:2]
-        full, stages = of(units.size(held), units.size(room)), f"{4 * self.pp} micro-batches, 1F1B, ZeRO-1; optimal among "
-        return f"{stages}plans in equal segments. " * (
-            self.pp > 1
-        ) + f"With the model's states the GPU is too full: {full}." * (held > room)
+        stages = f"{4 * self.pp} micro-batches, 1F1B, ZeRO-1; optimal among plans in equal segments. " if self.pp > 1 else ""
+        full = of(units.size(held), units.size(room))
+        return stages + (f"With the model's states the GPU is too full: {full}." if held > room else "")
 
     def limits(self) -> str:
         """Says what limits, and the first of the ways out."""
@@ -360,7 +360,8 @@ class Tradeoff(Board):
 
     def idle(self, tp: int, strategy: str, **values) -> list[str]:
         """C is of segments alone, and one rank has nothing to split."""
-        return ["sequence_parallel"] * (tp == 1) + ["count"] * (strategy != SEGMENTS)
+        does_nothing = {"sequence_parallel": tp == 1, "count": strategy != SEGMENTS}
+        return [name for name, idle in does_nothing.items() if idle]
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

@@ -137,7 +137,7 @@ class Replicas(namedtuple("Replicas", "model cluster dp microbatch overlap criti
         return batch.steps(self.scenario.plan.tokens, self.critical) * self.scenario.time.seconds
 
     def where(self) -> str:
-        return f"{self.model} on {self.dp:,} GPU{'s' * (self.dp > 1)}, {self.cluster}"
+        return f"{self.model} on {self.dp:,} GPU{'s' if self.dp > 1 else ''}, {self.cluster}"
 
     def numbers(self) -> dict[str, str]:
         time, one, twice = self.scenario.time, self._replace(dp=1), self._replace(dp=2 * self.dp)
@@ -198,9 +198,10 @@ class Scaling(Board):
         ways, row = [now._replace(overlap=overlap) for overlap in _OVERLAP], [*_OVERLAP].index(now.overlap)
         times = [each.scenario.time for each in ways]
         bars = [dict(zip(_PARTS, (time.compute, time.data, time.optimizer), strict=True)) for time in times]
-        chosen = ["← " * (k == row) for k in range(len(times))]  # a band behind the bar would look like a bar
+        chosen = ["← " if k == row else "" for k in range(len(times))]  # a band behind the bar would look like a bar
         texts = [mark + units.duration(time.seconds) for mark, time in zip(chosen, times, strict=True)]
-        self._step.update(bars, [text + ", nothing sent" * (now.dp == 1) for text in texts], -9)
+        alone = ", nothing sent" if now.dp == 1 else ""
+        self._step.update(bars, [text + alone for text in texts], -9)
         whole, room = here.peak.total, here.cost.room
         mark, longest = (room, f"memory: {units.size(room)}"), max(room, min(4 * room, whole))
         self._held.update([here.held], [units.size(whole)], -9, longest, mark)  # one bar needs no band

@@ -45,7 +45,8 @@ def routing(
     Raises ValueError for experts that are not there, ranks that do not share them, and copies that nobody chose.
     """
     chosen = np.asarray(chosen_TK)
-    found, T, own = chosen if kept_TK is None else np.asarray(kept_TK), len(chosen), experts // ranks
+    found = chosen if kept_TK is None else np.asarray(kept_TK)
+    T, own = len(chosen), experts // ranks
     if chosen.min() < 0 or chosen.max() >= experts or experts % ranks or ranks > len(LOOKS):
         there = f"give experts from 0 to {experts - 1}, and 1 to {len(LOOKS)} ranks that share them evenly"
         raise ValueError(f"chosen_TK has {chosen.min()} to {chosen.max()}, ranks={ranks}: {there}")
@@ -61,7 +62,7 @@ def routing(
             cells.text(token, expert, nth + 1, ha="center", **_SMALL)
             cells.plot([token - 0.45, token + 0.45], [expert + 0.45, expert - 0.45], "-", color=style.ORANGE, linewidth=1.2)
     names = [f"rank {k // own}, expert {k}" if k % own == 0 and ranks > 1 else f"{k}" for k in range(experts)]
-    dropped = "; crossed out: dropped" * bool((found < 0).any())
+    dropped = "; crossed out: dropped" if (found < 0).any() else ""
     cells.set(title="tokens and their choices", xlabel=f"token; 1: its first choice, 2: second, …{dropped}", xticks=range(T))
     cells.set(xlim=(-0.5, T - 0.5), ylim=(experts - 0.5, -0.5), yticks=range(experts), yticklabels=names)
     _rule(cells, T, experts, own)
@@ -77,7 +78,7 @@ def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: i
         colour, hatch = LOOKS[expert // own]
         axes.barh(expert, held, 0.72, color=colour, hatch=hatch, edgecolor="#666666", linewidth=0.6)
         axes.barh(expert, dropped, 0.72, left=held, visible=bool(dropped), **_LOST)
-        axes.text(1.08 * longest, expert, f"{held}" + f", {dropped} dropped" * bool(dropped), **_SMALL)
+        axes.text(1.08 * longest, expert, f"{held}, {dropped} dropped" if dropped else f"{held}", **_SMALL)
     axes.axvline(mean, color=style.INK, linestyle="--", linewidth=1.3)
     if capacity is not None:
         axes.axvline(capacity, color=style.ORANGE, linestyle="-", linewidth=2)
@@ -324,7 +325,7 @@ class Degrees(namedtuple("Degrees", "model cluster pp ep tp etp limit imbalance 
         (gpus, batch, precision), whole, nodes = MODELS[self.model], models[self.model], self.nodes
         groups, chosen = (nodes, self.limit) if 0 < self.limit < nodes and whole.experts % self.ranks == 0 else (1, 1)
         if (found := whole.experts // groups * chosen) < whole.top_k:
-            held = f"{self.limit} of {nodes} nodes hold{'s' * (self.limit == 1)} {found} experts"
+            held = f"{self.limit} of {nodes} nodes hold{'s' if self.limit == 1 else ''} {found} experts"
             raise ValueError(f"{held}, but a token needs {whole.top_k}: allow more nodes per token")
         if batch % (dp := gpus // (self.pp * self.tp)):
             left = f"PP {self.pp} × TP {self.tp} leaves {dp:,} DP ranks"
@@ -355,7 +356,7 @@ class Degrees(namedtuple("Degrees", "model cluster pp ep tp etp limit imbalance 
 
     def numbers(self) -> dict[str, str]:
         plan, (inside, between, _), experts = self.scenario.plan, self.way(), models[self.model].experts
-        nodes = f"{self.ranks} in {self.nodes} node{'s' * (self.nodes > 1)}"
+        nodes = f"{self.ranks} in {self.nodes} node{'s' if self.nodes > 1 else ''}"
         numbers = {"GPUs = DP × PP × TP": f"{plan.gpus:,} = {plan.dp} × {self.pp} × {self.tp}"}
         numbers |= {"expert ranks": nodes if self.ranks == self.ep else f"{self.ranks}: only {self.most[1]}"}
         numbers |= {"experts per GPU": f"{experts // self.ranks} of {experts}"}
@@ -410,7 +411,8 @@ class Experts(Board):
     def idle(self, **values) -> list[str]:
         """The limit of nodes where all expert ranks are in one, and the load where there's only one rank."""
         now = Degrees(**values)
-        return ["limit"] * (tried(lambda: now.nodes) == 1) + ["imbalance"] * (now.ep == now.imbalance == 1)
+        does_nothing = {"limit": tried(lambda: now.nodes) == 1, "imbalance": now.ep == now.imbalance == 1}
+        return [name for name, idle in does_nothing.items() if idle]
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
@@ -438,7 +440,8 @@ def _rows(show: Callable, values: Iterable) -> tuple[tuple, tuple]:
 def _step(now: Degrees) -> tuple[dict, str]:
     parts = now.parts()
     bar = {name: parts[part] for part, (name, *_) in _TIME.items()}
-    return bar, _seconds(sum(bar.values())) + f", EP {now.ranks}" * (now.ranks < now.ep)
+    fewer = f", EP {now.ranks}" if now.ranks < now.ep else ""
+    return bar, _seconds(sum(bar.values())) + fewer
 
 
 def _way(now: Degrees, hops: int, limit: int) -> tuple[dict, str]:

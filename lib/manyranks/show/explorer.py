@@ -305,10 +305,12 @@ class Explorer:
 
     def buttons(self) -> widgets.Box:
         """Presets, reset, what measures, and what copies the code."""
-        row = [widgets.HTML(page.small_print("Try"), layout=widgets.Layout(margin="0 4px"))] * bool(self.presets)
+        row = [widgets.HTML(page.small_print("Try"), layout=widgets.Layout(margin="0 4px"))] if self.presets else []
         row += [_button(name, lambda _, name=name: self.preset(name)) for name in self.presets]
         row.append(_button("Reset", lambda _: self.reset()))
-        row += [_Measuring(self, self._measure).start] * (self._measure is not None) + [self._copy]
+        if self._measure is not None:
+            row.append(_Measuring(self, self._measure).start)
+        row.append(self._copy)
         return widgets.Box(row, layout=widgets.Layout(flex_flow="row wrap", align_items="center"))
 
     def __repr__(self) -> str:
@@ -331,7 +333,9 @@ class _Measuring:
             return
         if self._explorer.status.startswith("Not possible"):
             return self._say(0.0, "Not measured: this setting isn't possible")
-        self._stopped, self.start.description, self.bar.layout.display = False, "Stop", None
+        self._stopped = False
+        self.start.description = "Stop"
+        self.bar.layout.display = None
         self._say(0.0, "starting ranks")
         self._thread = threading.Thread(target=self._run, args=(asyncio.get_running_loop(), self._explorer.values), daemon=True)
         self._thread.start()
@@ -346,12 +350,15 @@ class _Measuring:
         loop.call_soon_threadsafe(self._ended, small, failed)
 
     def _say(self, share: float, words: str) -> None:
-        self.bar.value, self._explorer.carried.value = share, page.small_print(words)
+        self.bar.value = share
+        self._explorer.carried.value = page.small_print(words)
 
     def _ended(self, small: Small | None, failed: str) -> None:
         if small is not None and not self._stopped:
             self._explorer._show_small(small)
-        self._thread, self.start.description, self.bar.layout.display = None, "Measure it", "none"
+        self._thread = None
+        self.start.description = "Measure it"
+        self.bar.layout.display = "none"
         self._say(0.0, "stopped" if self._stopped else f"Not measured: {failed}" if failed else "")
 
 

@@ -206,7 +206,8 @@ def heat(seconds: Sequence[Sequence[float]]) -> style.Figure:
     text = f"rank {slow}: {units.duration(medians[slow])} per step, {medians[slow] / usual - 1:+.0%}"
     above = slow > len(table) / 2
     arrow = {"arrowstyle": "-|>", "color": style.BLACK, "linewidth": 1.5}
-    at, place = (0.72 * (table.shape[1] - 1), slow), (0.32, 0.75 if above else 0.25)
+    at = 0.72 * (table.shape[1] - 1), slow
+    place = 0.32, 0.75 if above else 0.25
     axes.annotate(
         text, at, place, textcoords="axes fraction", arrowprops=arrow, color=style.BLACK, bbox=style.PAPER, ha="center"
     )

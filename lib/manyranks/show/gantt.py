@@ -124,7 +124,7 @@ class Gantt(Clock):
         self._write(boxes.name, corners, room - 1)
         shown = range(0, len(rows), int(-(-14 // self.pixels[2])))  # 14 pixels for each name
         self._ranks.update([(-8, (row + 0.5) * self.pixels[2]) for row in shown], [rows[row] for row in shown])
-        self._title.update([(0, -12)], [title] * bool(title))
+        self._title.update([(0, -12)], [title] if title else [])
         return corners
 
     def _write(self, names: np.ndarray, corners: np.ndarray, room: np.ndarray) -> None:
@@ -153,12 +153,10 @@ def frame(
     tall: float, labels: Sequence[str], keys: Sequence[Artist], left: float = 0.62, count: int = 1, wide: float = 9.2
 ) -> style.Figure:
     """A figure for `count` charts of that many inches, `left` from its edge, and a legend; labels: of time, below the last."""
-    columns, high = (
-        7 if wide > 8 else 4,
-        0.34 + 0.2 * (wide <= 8) + count * (0.27 + tall) + 0.46,
-    )  # legend, titles and charts, numbers
+    columns, more = (7, 0.0) if wide > 8 else (4, 0.2)  # a narrow legend has a line more
+    high = 0.34 + more + count * (0.27 + tall) + 0.46  # legend, titles and charts, numbers
     figure = style.Figure(figsize=(wide, high), layout="none")
-    edges = {"left": left / wide, "right": 1 - 0.42 / wide, "bottom": 0.46 / high, "top": 1 - (0.61 + 0.2 * (wide <= 8)) / high}
+    edges = {"left": left / wide, "right": 1 - 0.42 / wide, "bottom": 0.46 / high, "top": 1 - (0.61 + more) / high}
     space = {"hspace": 0.27 / tall, "wspace": 0.07, "width_ratios": (0.76, 0.24)[: len(labels)]}
     *_, last = figure.subplots(count, len(labels), squeeze=False, gridspec_kw=edges | space)
     for axes, label in zip(last, labels, strict=True):

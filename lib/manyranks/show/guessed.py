@@ -49,14 +49,16 @@ def _mark(axes: Axes, x: float | None, y: float | None, text: str) -> None:
     if y is None:
         axes.axvline(x, **_LOOK)
         axes.set_title(axes.get_title("left"), pad=22)  # above the label
-        label = "← " * (beyond_x < 0) + f"your guess: {text}" + " →" * (beyond_x > 0)
+        before, after = "← " if beyond_x < 0 else "", " →" if beyond_x > 0 else ""
+        label = f"{before}your guess: {text}{after}"
         axes.annotate(label, (x, 1), (0, 5), xycoords=("data", "axes fraction"), ha="center", va="bottom", **_TEXT)
         return
     still, (first, last) = {"scalex": False, "scaley": False}, axes.get_xlim()
     axes.plot([first if x is None else x, last], [y, y], **_LOOK, **still)
     if x is not None:
         axes.plot([x], [y], "*", color=style.INK, markersize=15, clip_on=False, zorder=5, gid="guess", **still)
-    label = f"your guess:\n{text}" + " ↓" * (beyond_y < 0) + " ↑" * (beyond_y > 0)
+    beyond = " ↓" if beyond_y < 0 else " ↑" if beyond_y > 0 else ""
+    label = f"your guess:\n{text}{beyond}"
     axes.annotate(label, (1, y), (8, 0), xycoords=("axes fraction", "data"), ha="left", va="center", **_TEXT)
 
 

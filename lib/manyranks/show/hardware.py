@@ -42,11 +42,11 @@ def outgrown(models: Mapping[str, tuple[float, ...]], devices: Mapping[str, tupl
 
 def _over_years(axes: Axes, groups: Mapping[str, Mapping[str, tuple[float, float]]], text: Callable[[float], str]) -> None:
     """Marks models and GPUs by year and amount, with their names beside them."""
-    for (label, named), look, side in zip(groups.items(), ("o", "s"), (-1, 1), strict=True):
-        color, beside = (style.BLUE, style.ORANGE)[side > 0], {"ha": ("right", "left")[side > 0], "va": "center", "fontsize": 9}
+    looks = ("o", style.BLUE, "right", -7), ("s", style.ORANGE, "left", 7)
+    for (label, named), (look, color, ha, away) in zip(groups.items(), looks, strict=True):
         axes.semilogy(*zip(*named.values(), strict=True), look, color=color, label=label, linestyle="none", markersize=7)
         for name, at in named.items():
-            axes.annotate(name, at, (7 * side, 0), textcoords="offset points", **beside)
+            axes.annotate(name, at, (away, 0), textcoords="offset points", ha=ha, va="center", fontsize=9)
     axes.set(xlim=(2016.6, 2026.3), xticks=range(2018, 2027, 2))
     axes.yaxis.set_major_formatter(lambda amount, _: text(amount))
     axes.minorticks_off()

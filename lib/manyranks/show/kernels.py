@@ -154,7 +154,8 @@ def walk(rows: int, columns: int, queries: int, keys: int, causal: bool = True) 
     fig.write(left - 0.95, top + (tile + 0.5) * side, f"{queries} queries\nstay", (1.1, 1))
     room = WIDTH - left - across * side
     text = "tiles of scores:\norange, one program,\nin this order: it carries\nmost, total and sums;\ngray, other programs"
-    text += ";\nempty, skipped" * causal
+    if causal:
+        text += ";\nempty, skipped"
     fig.write(left + across * side + room / 2, top + down * side / 2, text, (room - 0.1, 2.5))
     return fig
 
@@ -278,7 +279,7 @@ class Product(namedtuple("Product", "chip stride itemsize tile step warps stages
             return "memory, and the stride wastes most of what moves: let neighboring lanes read neighboring elements"
         if bound == "memory":
             return "memory, before the cache: larger tiles read each matrix fewer times"
-        return "compute" + "; part of what moves is wasted, but it doesn't matter here" * wastes
+        return "compute; part of what moves is wasted, but it doesn't matter here" if wastes else "compute"
 
     def code(self) -> str:
         now = self._asdict() | {"threads": self.registers, "shared": self.shared, "line": WARP * self.itemsize, "side": _SIDE}

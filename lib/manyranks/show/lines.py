@@ -103,7 +103,7 @@ def columns(
         for part, heights in parts.items():
             colour, hatch = looks[part] if looks else own
             look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.6}
-            axes.bar(x, heights, 0.93 * wide, below, label="_" * (part in seen) + part, **look)
+            axes.bar(x, heights, 0.93 * wide, below, label=f"_{part}" if part in seen else part, **look)
             below += heights
             seen.add(part)
     axes.set_xticks(range(len(groups)), groups)

@@ -99,7 +99,8 @@ class Curve:
     def update(self, costs: Sequence[Cost | None], now: Cost | None, at: int | None, least: float = 0.0) -> None:
         """Shows costs, and rings the one now. at: its degree's place; least: of the number that the axis shows at least."""
         self._values = [nan if cost is None else self._of(cost) for cost in costs]
-        known, here = [cost for cost in (*costs, now) if cost is not None], nan if now is None else self._of(now)
+        known = [cost for cost in (*costs, now) if cost is not None]
+        here = nan if now is None else self._of(now)
         room = known[0].room if known and self._name == MEMORY else inf
         most = max((self._of(cost) for cost in known), default=0.0)
         seen = max(min(most, 2 * room), 0.0 if here != here else here, self._least, least)

@@ -99,7 +99,8 @@ def tiles(said: Said, before: Said | None = None) -> str:
     own = [_tile(name, text, old.get(name, text)) for name, text in said.numbers.items()]
     if said.scenario is None:
         return _row(own)
-    cost, past = said.scenario.cost, before.scenario.cost if before is not None and before.scenario else None
+    cost = said.scenario.cost
+    past = before.scenario.cost if before is not None and before.scenario else None
     strip = _row([_compared(name, cost, past) for name in scenario.STRIP])
     return (
         _row(own) + strip + small_print(f"The step time is a prediction, {confidence(said.scenario.time)}. {said.note}".strip())
@@ -150,7 +151,7 @@ def measured(small: Small, said: Said, png: bytes = b"") -> str:
         more = f"theory {written(theory)}, {same}"
         found.append(_tile(name, written(counted), bars=(counted / most, theory / most), more=more))
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    picture = f'<div><img alt="what was measured" style="max-width:100%;width:920px" src="{source}"></div>' * bool(png)
+    picture = f'<div><img alt="what was measured" style="max-width:100%;width:920px" src="{source}"></div>' if png else ""
     return f"<div>{small_print(f'Measured: {small.where}')}</div>{_row(found)}{picture}{tiles(said)}"
 
 
@@ -163,7 +164,7 @@ def _tile(name: str, text: str, old: str | None = None, bars: Iterable[float] = 
     """HTML of a tile. old: the text before; bars: shares of the tile's width; more: what is beside the number."""
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
     each = parts(text if old is None else old, text)
-    said = " ".join(f"<b>{html.escape(part)}</b>" + f" {small_print(f'(was {was})')}" * bool(was) for part, was in each)
+    said = " ".join(f"<b>{html.escape(part)}</b>" + (f" {small_print(f'(was {was})')}" if was else "") for part, was in each)
     return f"<div>{small_print(name)}{said} {small_print(more)}{drawn}</div>"
 
 

@@ -80,7 +80,8 @@ def compare(
     The bubble is program.bubble's, as a share of the busiest rank's work (ideal) and of both together (whole). Raises
     ValueError for no schedule, one that cannot run, times of 0, and a measured timeline that is none of its schedule.
     """
-    measured, times = timelines or {}, times if isinstance(times, Mapping) else dict.fromkeys(schedules, times)
+    measured = timelines or {}
+    times = times if isinstance(times, Mapping) else dict.fromkeys(schedules, times)
     if not schedules or not set(measured) <= set(schedules) or set(times) != set(schedules):
         given = f"schedules {[*schedules]}, times {[*times]}, timelines {[*measured]}"
         raise ValueError(f"{given}: give a schedule or more, times for all of them, and timelines of no others")
@@ -197,8 +198,10 @@ class Charts(Panels):
     ):
         later = {"facecolor": "#c8c8c8", "edgecolor": style.INK, "hatch": "--", "linewidth": 0}
         keys = [Patch(**gantt.KINDS[kind].look) for kind in kinds]
-        keys += [Patch(**later, label="lighter, striped: a rank's later stages")] * split
-        keys += [Line2D([], [], color=style.INK, linewidth=0.6, label="message")] * links
+        if split:
+            keys.append(Patch(**later, label="lighter, striped: a rank's later stages"))
+        if links:
+            keys.append(Line2D([], [], color=style.INK, linewidth=0.6, label="message"))
         self.figure = gantt.frame(max(0.75, inches * rows), [xlabel, "time"], keys, count=count, wide=wide)
         self.panels = [(Held if k % 2 else Chart)(axes, rows) for k, axes in enumerate(self.figure.axes)]
 
@@ -222,7 +225,7 @@ class Chart(gantt.Gantt):
     def show(self, title: str, shown: Run, end: float, second: float) -> None:
         corners = self.update(title, [f"rank {rank}" for rank in range(len(shown.peaks))], shown.boxes, end, second)
         room = np.diff(shown.boxes.corners[:, :2])[:, 0] * self.pixels[0]
-        deep = shown.boxes.level * (room >= 6)  # pixels: narrower boxes have no bars
+        deep = np.where(room >= 6, shown.boxes.level, 0)  # pixels: narrower boxes have no bars
         bars = [corners[deep >= k][:, [0, 1, 3, 3]] - (0, 0, 3 * k - 1, 3 * k - 3) for k in range(1, len(LIGHTER))]
         self._bars.set_path(joined(np.concatenate(bars)))  # as many in a box as its rank has stages before it
         self._links.set_path(gantt.lines(shown.messages * self.pixels[[0, 2, 0, 2]]))
@@ -314,9 +317,9 @@ class Schedules(namedtuple("Schedules", "first second model cluster dp tp pp m v
         both, numbers = [(name, self.run(name)) for name in (self.first, self.second)], {}
         where = f"{theory.WRITTEN[self.first]} above {theory.WRITTEN[self.second]}, PP {self.pp}, m = {self.m}"
         for place, (_, shown) in zip(("upper", "lower"), both, strict=True):
-            late = f" + late {shown.late:.4g}" * (shown.late > 0)
+            late = f" + late {shown.late:.4g}" if shown.late > 0 else ""
             numbers[f"{place} makespan"] = f"work {shown.work:.4g} + bubble {shown.bubble:.4g}{late}"
-            numbers[f"{place} holds"] = f"{max(shown.peaks):.3g} micro-batch{'es' * (max(shown.peaks) != 1)}"
+            numbers[f"{place} holds"] = f"{max(shown.peaks):.3g} micro-batch{'es' if max(shown.peaks) != 1 else ''}"
         try:
             here = self.scenario
         except ValueError as error:
@@ -387,7 +390,7 @@ def title(name: str, shown: Run, now: Schedules) -> str:
     expected = now.expected(name)
     same = "=" if expected is not None and abs(expected - shown.bubble) < 1e-6 * shown.work else "≠"
     form = "" if expected is None else f" {same} {theory.FORMS[name]}"
-    halves = " (two at once)" * (name == "dualpipe-v")
+    halves = " (two at once)" if name == "dualpipe-v" else ""
     return f"{theory.WRITTEN[name]}{halves}: bubble {shown.bubble:.4g}{form}"
 
 
@@ -408,13 +411,14 @@ def _limit(name: str, shown: Run, now: Schedules) -> str:
     if name == "naive":
         return "one rank works at a time"
     if shown.bubble < 0.005 * shown.work:
-        return "compute" + " (the price is memory)" * (max(shown.peaks) > now.pp)
+        return "compute (the price is memory)" if max(shown.peaks) > now.pp else "compute"
     without = now._replace(message=0.0).run(name).bubble
     if without <= shown.bubble / 2:
         return f"messages (bubble {without:.4g} without them)"
     if now.m < (fewest := theory.fewest(name, now.pp)):
         return f"too few micro-batches (it's designed for m ≥ {fewest})"
-    third, whole, besides = (now.F + now.I + now.W) / 3, -(-now.m // now.pp) * now.pp, " and no messages" * (now.message > 0)
+    third, whole = (now.F + now.I + now.W) / 3, -(-now.m // now.pp) * now.pp
+    besides = " and no messages" if now.message > 0 else ""
     best = now._replace(F=third, I=third, W=third, m=whole if name == "interleaved" else now.m)
     if (bubble := best.expected(name)) <= shown.bubble / 2:
         return f"unequal times (bubble {bubble:.4g} with F = I = W{besides})"

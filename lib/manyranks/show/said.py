@@ -29,7 +29,8 @@ class Said(NamedTuple):
     @property
     def sentence(self) -> str:
         """Says what limits, for the line above the picture."""
-        return "Does not fit. " * (not self.fits) + (f"Limit: {self.limit}." if self.limit else "")
+        limit = f"Limit: {self.limit}." if self.limit else ""
+        return limit if self.fits else f"Does not fit. {limit}"
 
     def __str__(self) -> str:
         """Everything in one line, for readers who don't see the tiles."""

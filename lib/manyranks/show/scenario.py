@@ -130,7 +130,7 @@ class Scenario:
             shape=shape,
             cluster=f'clusters["{name}"]' if name else other,
             plan=f"Plan({_given(plan)})",
-            more=f", imbalance={self.imbalance}" * (self.imbalance != 1),
+            more=f", imbalance={self.imbalance}" if self.imbalance != 1 else "",
         )
         own = {name: how for name, how in prints.items() if name not in STRIP}
         return in_code(text + lines, own | {name: prints.get(name, how) for name, (_, _, how) in STRIP.items()})
@@ -151,7 +151,8 @@ def in_code(text: str, prints: Mapping[str, str]) -> str:
     """Returns Python that prints each number by its name, after this text; it imports what of units it uses."""
     text += "\n" + "".join(f'print("{name}:", {how})\n' for name, how in prints.items())
     used = ", ".join(name for name in _UNITS if re.search(rf"\b{name}\(", text))
-    return "from dataclasses import replace\n\n" * ("replace(" in text) + f"from manyranks.show.units import {used}\n{text}"
+    replaces = "from dataclasses import replace\n\n" if "replace(" in text else ""
+    return f"{replaces}from manyranks.show.units import {used}\n{text}"
 
 
 _time = functools.lru_cache(maxsize=16384)(step.estimate)

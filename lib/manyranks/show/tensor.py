@@ -49,7 +49,7 @@ def cut(kind: str, t: int = 4) -> style.Figure:
     title, *parts = _CUTS[kind]
     if t not in range(2, len(LOOKS) + 1):
         raise ValueError(f"t={t!r}: a picture shows 2 to {len(LOOKS)} ranks")
-    wide = (_STEPS.get(part) or _SIZES[part.split()[2]] + 0.32 * ("terms" in part) for part in parts)
+    wide = (_STEPS.get(part) or _SIZES[part.split()[2]] + (0.32 if "terms" in part else 0) for part in parts)
     ends = list(accumulate(wide, initial=0.2))
     fig, axes = sheet(max(4.8, ends[-1] + 0.2), 2.4)
     axes.set_ylim(-1.22, 1.18)  # a matrix's middle is at 0, or two are 0.8 apart
@@ -135,7 +135,8 @@ def collectives(variants: Sequence[str] = ("TP", "TP + SP")) -> style.Figure:
     fig, axes = sheet(9.0, y := 0.42 + 1.42 * len(drawn))
     y -= 0.3
     for (variant, direction), (f, g, counted, letters) in drawn:
-        y, split = y - 1.42, variant != "TP"
+        y -= 1.42
+        split = variant != "TP"
         axes.text(0.08, y + 0.7, f"{variant}\n{direction}", va="center", fontsize=10)
         axes.text(0.08, y + 0.32, counted, va="center", fontsize=9, style="italic", linespacing=1.1)
         x, sent = 1.32, {"f": (f, letters[0]), "g": (g, letters[1])}
@@ -160,7 +161,8 @@ def _draw_sent(axes: Axes, x: float, y: float, wide: float, names: str, letter: 
     axes.plot([x, x + wide], [y + 0.57] * 2, color=style.INK, linestyle="-", linewidth=0.8, zorder=0)
     each = [name for name in names.split("|") if name]
     for k, name in enumerate(each):
-        left, part, (look, ink) = x + k * wide / len(each), wide / len(each), (_AGAIN, style.BLACK) if k else (_SENDS, "white")
+        left, part = x + k * wide / len(each), wide / len(each)
+        look, ink = (_AGAIN, style.BLACK) if k else (_SENDS, "white")
         axes.add_patch(Rectangle((left, y + 0.02), part, 1.1, **_LOOKS[look], **_EDGE))
         axes.text(left + part / 2, y + 0.57, name, color=ink, fontsize=9, rotation=90, **_CENTER)
 
@@ -196,7 +198,7 @@ def saved(
     axes.xaxis.remove_overlapping_locs = False  # the middle one of three bars stands where its t does
     names = [name.replace("TP +", "+").replace(" gathered inputs ", "\n") for name in variants] * len(degrees)
     axes.set_xticks([x for of in zip(*places, strict=True) for x in of], names, minor=True, fontsize=8.5)
-    axes.tick_params(axis="x", pad=18 + 11 * ("\n" in "".join(names)))
+    axes.tick_params(axis="x", pad=29 if any("\n" in name for name in names) else 18)
     axes.set(xlabel="tensor-parallel ranks", ylabel="kept by one layer, per rank", ylim=(0, 1.12 * axes.get_ylim()[1]))
     fig.legend(loc="outside upper left", ncols=3, handlelength=1.6)
     return fig
@@ -240,7 +242,7 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
     def note(self) -> str:
         node, t, plan = self.scenario.cluster.node, self.tp, self.scenario.plan
         step = f"{4 * self.pp} micro-batches, 1F1B, ZeRO-1" if self.pp > 1 else "one micro-batch, FSDP"
-        part = f" Of a node's {node} GPUs, {node - node % t} are used." * (t <= node and node % t > 0)
+        part = f" Of a node's {node} GPUs, {node - node % t} are used." if t <= node and node % t > 0 else ""
         return f"{plan.microbatch} × {plan.seq:,} tokens per micro-batch; {step}.{part}"
 
     def layer(self, node: int = 0) -> pace.Both:
@@ -312,7 +314,7 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         times = t * (seconds - self.waits) / alone
         if seconds > 0.99 * alone:  # the host sets the pace
             return f"kernel launches: each of the {t} GPUs launches as many kernels as one alone, so the layer gets no faster"
-        repeated = ", norms repeated on every rank" * (not self.sequence_parallel)
+        repeated = "" if self.sequence_parallel else ", norms repeated on every rank"
         return f"{limit}{repeated}: {t} GPUs use {units.three(times)} times the GPU time of one{helps}"
 
 
@@ -347,7 +349,7 @@ class Degrees(Board):
         ends = (inside := sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)) < len(DEGREES)
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
-        self._node.update([(LONGEST, inside - 0.76)] * ends, [f"a node: {cluster.node} GPUs"] * ends)
+        self._node.update([(LONGEST, inside - 0.76)] if ends else [], [f"a node: {cluster.node} GPUs"] if ends else [])
 
     def idle(self, tp: int, **others) -> set[str]:
         """Names the controls that do nothing: one rank has nothing to split and nothing to send."""

@@ -260,7 +260,7 @@ class Stage(namedtuple("Stage", "model cluster dp stage k precision"), Setting):
         return sharding.largest(plan.zero, self.dp, int(room), self.precision, self.dp // plan.shards)
 
     def where(self) -> str:
-        return f"{self.model} on {self.dp:,} GPU{'s' * (self.dp > 1)}, {self.stage}, {self.cluster}"
+        return f"{self.model} on {self.dp:,} GPU{'s' if self.dp > 1 else ''}, {self.stage}, {self.cluster}"
 
     def numbers(self) -> dict[str, str]:
         numbers = {"states": units.size(self.scenario.peak.states), "activations": units.size(self.held()["activations"])}
@@ -294,7 +294,8 @@ class Stage(namedtuple("Stage", "model cluster dp stage k precision"), Setting):
 
     def _ways(self) -> dict[str, dict]:
         """Lists what shards more: another value of one control, then of two."""
-        ranks, stages = [2**k for k in range(11)], [] if self.stage == "HSDP" else [*STAGES][1:4]
+        ranks = [2**k for k in range(11)]
+        stages = [] if self.stage == "HSDP" else [*STAGES][1:4]
         ways = {f"{name} fits": {"stage": name} for name in stages} or {f"K = {k:,} fits": {"k": k} for k in ranks}
         return ways | {f"ZeRO-3 fits on {dp:,} GPUs or more": {"stage": "ZeRO-3", "dp": dp} for dp in ranks}
 

@@ -43,7 +43,8 @@ class OnRanks:
 
     def _close(self) -> None:
         with self._lock:
-            worlds, self._worlds = self._worlds, []
+            worlds = self._worlds
+            self._worlds = []
         for world in worlds:
             world.close()
 

@@ -121,7 +121,8 @@ def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
 
 def _every_other(shape: ModelShape, plan: Plan) -> Kept:
     """Counts, per token, the layer's input, attention's result, and every other product's: queries, values, gate, down."""
-    item, split = itemsize(plan), plan.tp if plan.sequence_parallel else 1
+    item = itemsize(plan)
+    split = plan.tp if plan.sequence_parallel else 1
     inside = item * (2 * shape.query_size + _kv_size(shape, plan.tp) + shape.ffn) + 4 * shape.heads
     return Kept(2 * item * shape.hidden / split, inside / plan.tp)
 

@@ -37,12 +37,14 @@ def parameters_of(tensors: list[Tensor]) -> int:
 
 def _column(inputs: int, outputs: int, bias: bool, cut: str = "slices") -> list[Tensor]:
     """A linear layer whose outputs are cut, and its bias with them."""
-    return [Tensor(inputs * outputs, cut)] + [Tensor(outputs, cut, False)] * bias
+    weight = Tensor(inputs * outputs, cut)
+    return [weight, Tensor(outputs, cut, False)] if bias else [weight]
 
 
 def _row(inputs: int, outputs: int, bias: bool) -> list[Tensor]:
     """Lists the tensors of a layer whose inputs are cut; its bias joins the sum."""
-    return [Tensor(inputs * outputs)] + [Tensor(outputs, "whole", False)] * bias
+    weight = Tensor(inputs * outputs)
+    return [weight, Tensor(outputs, "whole", False)] if bias else [weight]
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,9 @@ class LatentAttention:
     def tensors(self, hidden: int, heads: int) -> list[Tensor]:
         """Queries down and up (or at once), keys and values down and up, output; no norms. What compresses is whole."""
         query, kv = heads * (self.nope_size + self.rope_size), self.kv_rank + self.rope_size
-        queries = [Tensor(hidden * self.q_rank, "whole")] * (self.q_rank > 0) + [Tensor((self.q_rank or hidden) * query)]
+        queries = [Tensor((self.q_rank or hidden) * query)]
+        if self.q_rank:
+            queries.insert(0, Tensor(hidden * self.q_rank, "whole"))
         up = self.kv_rank * heads * (self.nope_size + self.value_size)
         return [*queries, Tensor(hidden * kv, "whole"), Tensor(up), Tensor(heads * self.value_size * hidden)]
 
@@ -233,7 +237,8 @@ class ModelShape:
             return self.latent.tensors(self.hidden, self.heads)
         bias, keys = self.bias or self.qkv_bias, (self.hidden, self.kv_size)
         columns = _column(self.hidden, self.query_size, bias) + 2 * _column(*keys, bias, "heads")
-        return columns + _row(self.query_size, self.hidden, self.bias) + [Tensor(self.heads, decays=False)] * self.sinks
+        sinks = [Tensor(self.heads, decays=False)] if self.sinks else []
+        return columns + _row(self.query_size, self.hidden, self.bias) + sinks
 
     @cached_property
     def mlp(self) -> list[Tensor]:
@@ -248,26 +253,32 @@ class ModelShape:
     @cached_property
     def shared(self) -> list[Tensor]:
         """All shared experts of one layer, with their gate."""
-        return self.shared_experts * self._mlp(self.shared_ffn) + [Tensor(self.hidden, "whole")] * self.shared_gate
+        gate = [Tensor(self.hidden, "whole")] if self.shared_gate else []
+        return self.shared_experts * self._mlp(self.shared_ffn) + gate
 
     @cached_property
     def router(self) -> list[Tensor]:
         """The router of one layer: a score per expert, and the bias that balances them if there is one."""
-        scores = [Tensor(self.hidden * self.experts, "whole")] * (self.experts > 0)
-        return scores + [Tensor(self.experts, "whole", False)] * self.router_bias
+        scores = [Tensor(self.hidden * self.experts, "whole")] if self.experts else []
+        bias = [Tensor(self.experts, "whole", False)] if self.router_bias else []
+        return scores + bias
 
     @cached_property
     def norms(self) -> list[Tensor]:
         """All of one layer, those of queries and keys and of latent attention included."""
-        sizes = [self.hidden] * self.norms_per_layer + [self.head_size] * 2 * self.qk_norm
-        sizes += [self.latent.q_rank, self.latent.kv_rank] if self.latent else []
+        sizes = [self.hidden] * self.norms_per_layer
+        if self.qk_norm:
+            sizes += [self.head_size] * 2
+        if self.latent:
+            sizes += [self.latent.q_rank, self.latent.kv_rank]
         return [one for size in sizes for one in self._norm(size)]
 
     @cached_property
     def embedding(self) -> list[Tensor]:
         """The input embedding, learned positions, and the norm after them if there is one."""
-        positions = [Tensor(self.positions * self.hidden, "whole")] * (self.positions > 0)
-        return [Tensor(self.vocab * self.hidden), *positions, *self.embedding_norm * self.final_norm]
+        positions = [Tensor(self.positions * self.hidden, "whole")] if self.positions else []
+        norm = self.final_norm if self.embedding_norm else []
+        return [Tensor(self.vocab * self.hidden), *positions, *norm]
 
     @cached_property
     def final_norm(self) -> list[Tensor]:
@@ -283,8 +294,8 @@ class ModelShape:
         return [Tensor(width, "whole", False)] * NORMS[self.norm]
 
     def _mlp(self, ffn: int) -> list[Tensor]:
-        columns = (1 + self.gated) * _column(self.hidden, ffn, self.bias)
-        return columns + _row(ffn, self.hidden, self.bias)
+        into = 2 if self.gated else 1
+        return into * _column(self.hidden, ffn, self.bias) + _row(ffn, self.hidden, self.bias)
 
     def layer_tensors(self, moe: bool) -> list[Tensor]:
         """All of a layer but its routed experts."""

@@ -8,7 +8,7 @@ import functools
 from manyranks.theory import activations, pace, pipeline, stages, states
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.pace import Both
-from manyranks.theory.plan import Layout, Local, Plan
+from manyranks.theory.plan import Layout, Local, Plan, stages_passed
 from manyranks.theory.stages import Stage
 from manyranks.theory.states import Held
 
@@ -58,7 +58,7 @@ def bytes_held(shape: ModelShape, plan: Plan) -> float:
 @functools.lru_cache(maxsize=16384)
 def _layers(shape: ModelShape, schedule: str, p: int, m: int, v: int, slots: bool) -> tuple[tuple[float, ...], ...]:
     """Lists dense layers and those with experts of each kind of pipeline rank, and both times the micro-batches in flight."""
-    dealt = stages.dealt(shape, Layout(1, p, 1, 1, stages.of_schedule(schedule, p, v), schedule, slots))
+    dealt = stages.deal(shape, Layout(1, p, 1, 1, stages_passed(schedule, p, v), schedule, slots))
     flying = pipeline.flights(schedule, p, m, v, dealt.firsts)
     held = [(dealt.ranks[rank], n) for rank, n in zip(dealt.firsts, flying, strict=True)]
     own = [(one.dense, one.moe, n * one.dense, n * one.moe) for one, n in held]

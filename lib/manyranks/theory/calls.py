@@ -99,7 +99,7 @@ def counted(calls: Iterable[Call], n: int, rank: int = 0) -> Passes:
     return found
 
 
-def stages(shape: ModelShape, plan: Local) -> list[Call]:
+def between_stages(shape: ModelShape, plan: Local) -> list[Call]:
     """Lists the calls of one micro-batch from a stage to the next, one way: each tensor-parallel rank sends its share.
 
     Source: arXiv 2104.04473, section 4.1.

@@ -76,7 +76,8 @@ def run(chain: Sequence[Layer], plan: Iterable[Action], gradient: int = 0) -> Ou
         held.append(state.step(action))
         layer = chain[action.layer - 1]
         if action.kind in (FORWARD, KEEP):
-            time, forwards[action.layer] = time + layer.forward, forwards[action.layer] + 1
+            time += layer.forward
+            forwards[action.layer] += 1
         elif action.kind == BACKWARD:
             time += layer.backward
     if state.left:
@@ -125,9 +126,11 @@ class _State:
     def backward(self, i: int) -> int:
         if i != self.left or i not in self._kept:
             raise ValueError(f"backward {i}: layer {self.left} is next, and must be kept")
-        self._hand, self._waiting = None, self._output[i]
+        self._hand = None
+        self._waiting = self._output[i]
         fullest = self._bytes() + self._output[i - 1]
-        self._waiting, self.left = self._output[i - 1], i - 1
+        self._waiting = self._output[i - 1]
+        self.left = i - 1
         self._kept.discard(i)
         self._stored.discard(i - 1)
         return fullest

@@ -31,7 +31,7 @@ def are_constants(value: object) -> None:
         raise ValueError(f"{value}: matmul and bandwidth are shares above 0 and up to 1, overhead is 0 s or more")
 
 
-def has_8_bits(plan: Plan, cluster: Cluster) -> None:
+def check_precision(plan: Plan, cluster: Cluster) -> None:
     """Raises ValueError for a plan whose products are in 8 or 4 bits on a chip that does not multiply those."""
     chip = cluster.accelerator
     if plan.recipe.quantised and chip.flops_fp8 <= chip.flops:

@@ -8,9 +8,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import calls as between
-from manyranks.theory import context, expert, network, sharding, tensor
-from manyranks.theory.compute import Place, Site, Work
+from manyranks.theory import calls, context, expert, network, sharding, tensor
+from manyranks.theory.compute import Site, Speeds, Work
 from manyranks.theory.network import Seconds
 from manyranks.theory.states import Row, Rows
 
@@ -67,27 +66,27 @@ def communicate(work: Work, stride: int, rows: Rows) -> Sent:
     stride: ranks from one of a pipeline to the next. Raises ValueError for a group that the cluster has no room for.
     """
     said = Said(work.site, work.dealt.names, (work.dealt.layout.pp, stride))
-    return Sent(*[timed(each, work.site.place) for each in (said, rows)])
+    return Sent(*[timed(each, work.site.speeds) for each in (said, rows)])
 
 
 @functools.lru_cache(maxsize=65536)
-def timed(said: Said | Rows, place: Place) -> Timed:
+def timed(said: Said | Rows, speeds: Speeds) -> Timed:
     """Times each of these items."""
-    return Timed({name: seconds(what, place) for name, what in said.items.items()})
+    return Timed({name: seconds(what, speeds) for name, what in said.items.items()})
 
 
 @functools.lru_cache(maxsize=65536)
-def seconds(what: Passing | Row, place: Place) -> Seconds:
+def seconds(what: Passing | Row, speeds: Speeds) -> Seconds:
     """Seconds of these calls, by axis and by when they are made."""
-    cluster = place.cluster
+    cluster = speeds.cluster
     routes = {group: cluster.route(*ranks) for group, ranks in what.groups.items()}
     if isinstance(what, Row):
-        calls = sharding.calls(what)
+        found = sharding.calls(what)
     elif what.part == BETWEEN:
-        calls = between.stages(what.site.shape, what.site.local)
+        found = calls.between_stages(what.site.shape, what.site.local)
     else:
         shape, local, part, imbalance = what.site.shape, what.site.local, what.part, what.site.imbalance
-        calls = tensor.calls(shape, local, part, imbalance)
-        calls += context.sends.calls(shape, local) if part in ("dense", "moe") else []
-        calls += expert.chances.calls(shape, local, routes["ep"].inside, imbalance) if part == "moe" else []
-    return network.seconds(calls, routes, place.constants, trees=isinstance(what, Row))
+        found = tensor.calls(shape, local, part, imbalance)
+        found += context.sends.calls(shape, local) if part in ("dense", "moe") else []
+        found += expert.chances.calls(shape, local, routes["ep"].inside, imbalance) if part == "moe" else []
+    return network.seconds(found, routes, speeds.constants, trees=isinstance(what, Row))

@@ -8,12 +8,13 @@ from manyranks.theory import kernels, layer
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import Constants
+from manyranks.theory.layer import Kernel
 from manyranks.theory.plan import Local
 from manyranks.theory.stages import Dealt
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Place:
+class Speeds:
     """A cluster, and how fast its chips and links are taken to be."""
 
     cluster: Cluster
@@ -21,9 +22,9 @@ class Place:
 
 
 @functools.lru_cache(maxsize=256)
-def place(cluster: Cluster, constants: Constants) -> Place:
+def speeds(cluster: Cluster, constants: Constants) -> Speeds:
     """The one of these values: it is a key of caches."""
-    return Place(cluster, constants)
+    return Speeds(cluster, constants)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,7 +33,7 @@ class Site:
 
     shape: ModelShape
     local: Local
-    place: Place
+    speeds: Speeds
     imbalance: float
 
     def of(self, part: str) -> "Site":
@@ -46,17 +47,17 @@ class Site:
         return self._with(local if part == "dense" else local._replace(recompute="none"))
 
     def of_calls(self, part: str) -> "Site":
-        """The same as far as a part's calls know it, which say nothing of recomputation: pace.hide does."""
+        """The same as far as a part's calls know it, which say nothing of recomputation: pace.shown does."""
         return self._with(self.of(part).local._replace(recompute="none"))
 
     def _with(self, local: Local) -> "Site":
-        return site(self.shape, local, self.place.cluster, self.place.constants, self.imbalance)
+        return site(self.shape, local, self.speeds.cluster, self.speeds.constants, self.imbalance)
 
 
 @functools.lru_cache(maxsize=16384)
 def site(shape: ModelShape, local: Local, cluster: Cluster, constants: Constants, imbalance: float = 1.0) -> Site:
-    """The one of these values, as place."""
-    return Site(shape, local, place(cluster, constants), imbalance)
+    """The one of these values, as speeds."""
+    return Site(shape, local, speeds(cluster, constants), imbalance)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -108,6 +109,23 @@ def _parts(at: Site, names: tuple[str, ...]) -> Parts:
 @functools.lru_cache(maxsize=65536)
 def of_part(at: Site, part: str) -> Busy:
     """Times one part's kernels."""
-    lists = layer.work(at.shape, at.local, part, at.imbalance)
-    hosts = [at.local.framework.host * layer.launches(work) for work in lists[:3]]
-    return Busy(at, part, *(kernels.run(work, at.place.cluster, at.place.constants) for work in lists), *hosts)
+    own = layer.work(at.shape, at.local, part, at.imbalance)
+
+    def chip(some: list[Kernel]) -> float:
+        return kernels.total_seconds(some, at.speeds.cluster, at.speeds.constants)
+
+    def host(some: list[Kernel]) -> float:
+        return at.local.framework.host * layer.launches(some)
+
+    return Busy(
+        at,
+        part,
+        forward=chip(own.forward),
+        backward=chip(own.backward),
+        weight=chip(own.weights),
+        core=chip(own.core),
+        core_backward=chip(own.core_backward),
+        host=host(own.forward),
+        host_backward=host(own.backward),
+        host_weight=host(own.weights),
+    )

@@ -85,11 +85,13 @@ def _copying(plan: Plan, often: Times, cluster: Cluster, constants: Constants) -
 
 
 def _shown(plan: Plan, often: Times, reduce: float, gather: float, forward: float, backward: float, units: int) -> float:
+    """Seconds that nothing hides: a backward gathers what was freed, and reduces if the stack doesn't sum gradients first."""
     shown = often.forward * _exposed(gather, forward, units, plan)
     if not often.backward:
         return shown + often.reduces * _exposed(reduce, backward, units, plan)
     if not plan.framework.prefetch:
-        return shown + often.reduces * (gather + _exposed(reduce, backward, units, plan))
+        return shown + often.backward * gather + often.reduces * _exposed(reduce, backward, units, plan)
+    shown += (often.backward - often.reduces) * _exposed(gather, backward, units, plan)
     return shown + often.reduces * _exposed(reduce + gather, backward, units, plan)
 
 

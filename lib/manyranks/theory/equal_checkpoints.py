@@ -101,5 +101,5 @@ def _in_flight(n: int, layer: Layer) -> Iterator[Point]:
     for whole in range(n):
         for longest in range(1, n - whole + 1):
             inputs = -((whole - n) // longest)
-            ends = [(inputs - (whole == 0), whole), (inputs - 1, longest)]
+            ends = [(inputs if whole else inputs - 1, whole), (inputs - 1, longest)]
             yield max((Point(*end, n - whole, (inputs, whole)) for end in ends), key=lambda point: point.bytes(layer))

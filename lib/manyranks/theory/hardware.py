@@ -41,7 +41,8 @@ class Accelerator:
 
     def __post_init__(self):
         for name in _NUMBERS:
-            value, least = getattr(self, name), "above 0" if name in _ABOVE_0 else "0 or more"
+            value = getattr(self, name)
+            least = "above 0" if name in _ABOVE_0 else "0 or more"
             if type(value) not in (int, float) or not (value > 0 if name in _ABOVE_0 else value >= 0):
                 raise ValueError(f"{name}={value!r} of accelerator {self.name!r}: give a number, {least}")
         if self.matmul_fraction > MOST or self.ampere > 1:

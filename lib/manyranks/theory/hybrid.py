@@ -100,7 +100,7 @@ class CompressedAttention:
         return attention + compressed + chooses + self._compressor(hidden, self.index_size)
 
     def _compressor(self, hidden: int, size: int) -> int:
-        wide = (1 + (self.index_heads > 0)) * size
+        wide = 2 * size if self.index_heads > 0 else size
         return 2 * hidden * wide + self.ratio * wide + size
 
 
@@ -175,8 +175,8 @@ class HybridShape:
 
     @property
     def _attention(self) -> int:
-        gate = self.output_gate * self.shape.hidden * self.shape.query_size
-        heads = 2 * self.shape.head_size * self.shape.qk_norm
+        gate = self.shape.hidden * self.shape.query_size if self.output_gate else 0
+        heads = 2 * self.shape.head_size if self.shape.qk_norm else 0
         return parameters_of(self.shape.attention + self.shape.final_norm) + gate + heads
 
     @property

@@ -52,7 +52,7 @@ def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: f
     return compute + specials + kernel.bytes / (chip.memory_bandwidth * constants.bandwidth) + constants.overhead
 
 
-def run(work: list[Kernel], cluster: Cluster, constants: Constants) -> float:
+def total_seconds(work: list[Kernel], cluster: Cluster, constants: Constants) -> float:
     """Seconds of the chip for these kernels."""
     return sum(seconds(kernel, cluster.accelerator, constants, cluster.reserved) for kernel in work)
 

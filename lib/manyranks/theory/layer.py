@@ -55,18 +55,31 @@ def attended_length(shape: ModelShape, seq: int, attended: float) -> float:
     return (1 - windowed) * attended * seq + windowed * min(attended * seq, shape.window or seq)
 
 
-def work(shape: ModelShape, plan: Plan, part: str, imbalance: float = 1.0) -> list[list[Kernel]]:
-    """Kernels of a part of a stage, "dense" or "moe" (a layer), "head" or "embedding": of forward and of backward, those whose
-    backward makes a weight's gradient, and attention's core, forward and backward."""
+class PartKernels(NamedTuple):
+    """The kernels of a part of a stage.
+
+    weights: of forward, those whose backward makes a weight's gradient
+    core, core_backward: attention's, which forward and backward have among theirs
+    """
+
+    forward: list[Kernel]
+    backward: list[Kernel]
+    weights: list[Kernel]
+    core: list[Kernel]
+    core_backward: list[Kernel]
+
+
+def work(shape: ModelShape, plan: Plan, part: str, imbalance: float = 1.0) -> PartKernels:
+    """Lists the kernels of a part of a stage, "dense" or "moe" (a layer), "head" or "embedding"."""
     if part == "embedding":
         once = embedding(shape, plan)
-        return [[once], [once, once], [], [], []]
+        return PartKernels([once], [once, once], [], [], [])
     there = head(shape, plan) if part == "head" else forward(shape, plan, part == "moe", imbalance)
     back = [] if part == "head" else again(there, plan)
     back += [gradient for kernel in there for gradient in gradients(kernel, plan)]
-    own = [kernel for kernel in there if kernel.part == "core"]
+    core = [kernel for kernel in there if kernel.part == "core"]
     weights = [kernel for kernel in there if kernel.flops and kernel.part != "core"]
-    return [there, back, weights, own, [gradient for kernel in own for gradient in gradients(kernel, plan)]]
+    return PartKernels(there, back, weights, core, [gradient for kernel in core for gradient in gradients(kernel, plan)])
 
 
 def launches(work: list[Kernel]) -> int:
@@ -95,9 +108,9 @@ def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
         return [kernel._replace(**twice, reach=ATTENTION[plan.framework.attention].backward if kernel.reach else 0.0)]
     if kernel.flops:
         added = kernel.weights * (2 * min(4, plan.recipe.gradients) - plan.recipe.matmul)
-        part, flops, moves, rate, weights, specials, reach, (m, n, k, count), tiles = kernel
-        of_input = Kernel(part, flops, moves, rate, weights, specials, reach, (m, k, n, count), tiles)
-        return [of_input, Kernel(part, flops, moves + added, rate, weights, specials, reach, (k, n, m, count), tiles)]
+        m, n, k, count = kernel.sizes
+        of_input = kernel._replace(sizes=(m, k, n, count))
+        return [of_input, kernel._replace(bytes=kernel.bytes + added, sizes=(k, n, m, count))]
     return [Kernel(kernel.part, 0, 1.5 * kernel.bytes)]
 
 
@@ -203,7 +216,8 @@ def mlp(
     shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | None = None, cut: int | None = None
 ) -> list[Kernel]:
     """The feed-forward part. rows: of its input, default T; ffn: default the dense layer's; cut: ranks that share it, or t."""
-    rows, width = plan.rank_tokens if rows is None else rows, (ffn or shape.ffn) / (cut or plan.tp)
+    rows = plan.rank_tokens if rows is None else rows
+    width = (ffn or shape.ffn) / (cut or plan.tp)
     into = 2 if shape.gated else 1
     return [
         *linear("mlp", rows, into * width, shape.hidden, plan),

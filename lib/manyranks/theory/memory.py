@@ -45,13 +45,13 @@ def activations(shape: ModelShape, plan: Plan) -> int:
     Source: arXiv 2205.05198, equations 1 to 6, and section 4.2.3 for the first stage and the embedding.
     """
     _check(shape, plan)
-    return max(rank.kept for rank in _kept(stages.dealt(shape, plan.layout), plan))
+    return max(rank.kept for rank in _kept(stages.deal(shape, plan.layout), plan))
 
 
 def host(shape: ModelShape, plan: Plan) -> int:
     """Bytes that a rank keeps in its host's memory: states, and activations that wait there."""
     _check(shape, plan)
-    waiting = max(rank.host for rank in _kept(stages.dealt(shape, plan.layout), plan)) if plan.offload_layers else 0
+    waiting = max(rank.host for rank in _kept(stages.deal(shape, plan.layout), plan)) if plan.offload_layers else 0
     return waiting + (0 if plan.offload == "none" else model_states(shape, plan).host)
 
 
@@ -86,7 +86,7 @@ def peak(shape: ModelShape, plan: Plan) -> Peak:
 def peaks(shape: ModelShape, plan: Plan) -> dict[int, Peak]:
     """Returns each pipeline rank's peak; of ranks with equal stages only that of the first, which holds the most."""
     _check(shape, plan)
-    dealt = stages.dealt(shape, plan.layout)
+    dealt = stages.deal(shape, plan.layout)
     own = states.on_ranks(dealt, plan)
     flying = pipeline.flights(plan.schedule, plan.pp, plan.microbatches, plan.virtual, dealt.firsts)
     each, framework = [], plan.framework

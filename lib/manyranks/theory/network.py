@@ -32,7 +32,8 @@ def seconds(calls: Iterable[Call], routes: Mapping[str, Route], constants: Const
         found["cp", when] = hops([call for call in ring if call.when == when], routes["cp"], constants)
     for call in calls:
         if call.hop is None:
-            key, passes = (_AXIS.get(call.group, call.group), call.when, call.op), 2 if call.op == "all_reduce" else 1
+            key = _AXIS.get(call.group, call.group), call.when, call.op
+            passes = 2 if call.op == "all_reduce" else 1
             once = call.times * passes * _once(call, routes[call.group], constants, trees)
             sums[key] = sums.get(key, 0.0) + once
     for (axis, when, _), total in sums.items():

@@ -99,7 +99,9 @@ def best(found: Sequence[Group], room: float, seconds: float, bandwidth: float) 
         if left <= 0 or (bandwidth and group.seconds / group.bytes >= 1 / bandwidth) or group.seconds == float("inf"):
             break
         part = min(left, group.bytes)
-        left, recomputed, extra = left - part, recomputed + part, extra + part / group.bytes * group.seconds
+        left -= part
+        recomputed += part
+        extra += part / group.bytes * group.seconds
     if left > 1 and not bandwidth:
         raise ValueError(f"room={room:,.0f} bytes: without a host the layer's input must stay, {found[0].bytes:,.0f} bytes")
     waiting = left / bandwidth if bandwidth else 0.0

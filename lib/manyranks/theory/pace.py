@@ -14,7 +14,7 @@ from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.network import Hops, Seconds
 from manyranks.theory.plan import Local, Plan, check_imbalance
 from manyranks.theory.stages import Stage
-from manyranks.theory.states import Held, Holding
+from manyranks.theory.states import Held, RankParameters
 
 
 class Pass(NamedTuple):
@@ -64,12 +64,12 @@ class Both(NamedTuple):
         return Both(self.forward, self.backward._replace(host=inputs + weight), weight, weight)
 
 
-def total(weighted: list[tuple[float, Both]]) -> Both:
-    """The sum of passes, each times its weight."""
+def total(counted: list[tuple[float, Both]]) -> Both:
+    """The sum of passes, each as often as it is counted."""
     n = len(Pass._fields)
     sums = [0.0] * (2 * n + 2)
-    for w, (forward, backward, *weights) in weighted:
-        sums = [x + w * y for x, y in zip(sums, (*forward, *backward, *weights), strict=True)]
+    for count, (forward, backward, *weights) in counted:
+        sums = [x + count * y for x, y in zip(sums, (*forward, *backward, *weights), strict=True)]
     return Both(Pass(*sums[:n]), Pass(*sums[n : 2 * n]), *sums[2 * n :])
 
 
@@ -93,8 +93,7 @@ def of_layer(
     if moe and not shape.moe_layers:
         raise ValueError(f"moe=True: {shape.name} has no layer with experts")
     check_imbalance(shape, plan, imbalance)
-    part, at = "moe" if moe else "dense", compute.site(shape, plan.local, cluster, constants, imbalance)
-    return _hidden(at, part)
+    return _of_part(compute.site(shape, plan.local, cluster, constants, imbalance), "moe" if moe else "dense")
 
 
 class Paced(NamedTuple):
@@ -139,7 +138,7 @@ def expert_layer(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: flo
 def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT) -> list[Both]:
     """Times one micro-batch on each pipeline rank. Raises ValueError where the plan does not fit the shape."""
     plan.check(shape)
-    dealt = stages.dealt(shape, plan.layout)
+    dealt = stages.deal(shape, plan.layout)
     work = compute.compute(dealt, compute.site(shape, plan.local, cluster, constants))
     rows = states.rows(states.hold(dealt), shape, plan)
     found = of_stages(work, communicate.communicate(work, plan.stride, rows).passes)
@@ -158,7 +157,7 @@ def fetching(at: Site, stage: Stage, own: Both) -> Both:
 
     Source of the overlap: Megatron-LM's cpu_offloading_num_layers, by Transformer Engine's cpu_offload.
     """
-    bandwidth = at.place.cluster.host * at.place.constants.bandwidth
+    bandwidth = at.speeds.cluster.host * at.speeds.constants.bandwidth
     takes = activations.offloaded(at.shape, at.local, stage) / bandwidth
     longer = (each._replace(compute=each.compute + max(0.0, takes - each.chip)) for each in own[:2])
     return Both(*longer, *own[2:])
@@ -167,20 +166,20 @@ def fetching(at: Site, stage: Stage, own: Both) -> Both:
 @functools.lru_cache(maxsize=16384)
 def of_model(at: Site) -> Both:
     """Times one micro-batch in the whole model, as if one pipeline rank had all of it."""
-    return total([(count, _hidden(at, part)) for count, part in stages.parts_of_model(at.shape)])
+    return total([(count, _of_part(at, part)) for count, part in stages.parts_of_model(at.shape)])
 
 
-def _hidden(at: Site, part: str) -> Both:
-    return hide(compute.of_part(at.of(part), part), communicate.seconds(Passing(at.of_calls(part), part), at.place))
+def _of_part(at: Site, part: str) -> Both:
+    return shown(compute.of_part(at.of(part), part), communicate.seconds(Passing(at.of_calls(part), part), at.speeds))
 
 
 @functools.lru_cache(maxsize=65536)
 def _of_stage(parts: tuple[tuple[int, Busy, Seconds], ...]) -> Both:
-    return total([(count, hide(busy, sent)) for count, busy, sent in parts])
+    return total([(count, shown(busy, sent)) for count, busy, sent in parts])
 
 
 @functools.lru_cache(maxsize=16384)
-def hide(busy: Busy, sent: Seconds) -> Both:
+def shown(busy: Busy, sent: Seconds) -> Both:
     """A part of a stage: what it computes, and what of its calls nothing hides.
 
     Full recomputation says again what forward has said to others.
@@ -192,18 +191,18 @@ def hide(busy: Busy, sent: Seconds) -> Both:
             backward += sent.get(("tp", AGAIN), 0.0)
         passes = (Pass(busy.forward, forward, host=busy.host), Pass(busy.backward, backward, host=busy.host_backward))
         return Both(*passes, busy.weight, busy.host_weight)
-    alone, shown = (tensor(plan, sent, behind) for behind in (0.0, busy.weight))
-    free = max(0.0, busy.weight - (alone[1] - shown[1]))
-    around = context(plan, sent, (busy.core, busy.core_backward))
-    away = sent.get(("ep", FORWARD), 0.0), sent.get(("ep", BACKWARD), 0.0)
+    alone, tensor = (tensor_shown(plan, sent, behind) for behind in (0.0, busy.weight))
+    free = max(0.0, busy.weight - (alone[1] - tensor[1]))
+    context = context_shown(plan, sent, (busy.core, busy.core_backward))
+    expert = sent.get(("ep", FORWARD), 0.0), sent.get(("ep", BACKWARD), 0.0)
     if plan.recompute == "full":
-        shown, around, away = ((there, back + there) for there, back in (shown, around, away))
-    each = zip((busy.forward, busy.backward), shown, around, away, (busy.host, busy.host_backward), strict=True)
+        tensor, context, expert = ((there, back + there) for there, back in (tensor, context, expert))
+    each = zip((busy.forward, busy.backward), tensor, context, expert, (busy.host, busy.host_backward), strict=True)
     moved = busy.host_weight * free / busy.weight if busy.weight else 0.0
     return Both(*(Pass(*seconds) for seconds in each), free, moved)
 
 
-def tensor(plan: Local, sent: Seconds, behind: float) -> tuple[float, float]:
+def tensor_shown(plan: Local, sent: Seconds, behind: float) -> tuple[float, float]:
     """Times one layer's tensor parallelism, each way. behind: seconds of weights' gradients, beside which some calls travel.
 
     A stack that cuts a product and its gather or sum in as many chunks as ranks shows one chunk of each.
@@ -216,7 +215,7 @@ def tensor(plan: Local, sent: Seconds, behind: float) -> tuple[float, float]:
     return forward, backward + max(0.0, again + beside - behind)
 
 
-def context(plan: Local, sent: Seconds, core: tuple[float, float]) -> tuple[float, float]:
+def context_shown(plan: Local, sent: Seconds, core: tuple[float, float]) -> tuple[float, float]:
     """Times one layer's context parallelism, each way. core: seconds of its attention, whose blocks hide a ring's messages;
     what is gathered or dealt comes before and after it."""
     found = [sent.get(("cp", when), 0.0) for when in (FORWARD, BACKWARD)]
@@ -226,11 +225,16 @@ def context(plan: Local, sent: Seconds, core: tuple[float, float]) -> tuple[floa
     return tuple(Hops(*each).exposed for each in zip(blocks, found, strict=True))
 
 
-class Pace(NamedTuple):
-    """A step as one pipeline rank sees it, whatever ZeRO does: seconds by what they are spent on, in StepTime's order; a
-    micro-batch's forward and backward, under which gradients and parameters travel; the parameters that the rank holds.
+class RankStep(NamedTuple):
+    """A step as a pipeline rank sees it, whatever ZeRO does.
+
+    rank: the first of those that take as long and hold as much
+    parts: seconds by what they are spent on, in StepTime's order
+    behind: of a micro-batch's forward and backward, under which gradients and parameters travel
+    held: the parameters of the rank
     """
 
+    rank: int
     parts: tuple[float, ...]
     seconds: float
     behind: tuple[float, float]
@@ -238,8 +242,8 @@ class Pace(NamedTuple):
 
 
 @functools.lru_cache(maxsize=65536)
-def pipe(work: Work, sent: Timed, held: Holding, m: int, virtual: int) -> list[Pace]:
-    """Returns one Pace per kind of pipeline rank: those with equal layers take as long. held: the parameters of each rank."""
+def pipe(work: Work, sent: Timed, held: RankParameters, m: int, virtual: int) -> list[RankStep]:
+    """Returns the step of one rank per kind: those with equal layers take as long. held: the parameters of each rank."""
     layout, overlap, p = work.dealt.layout, work.site.local.overlap, work.dealt.layout.pp
     kinds = of_stages(work, sent)
     costs = [kinds[stage] for stage in work.dealt.ranks]
@@ -249,20 +253,25 @@ def pipe(work: Work, sent: Timed, held: Holding, m: int, virtual: int) -> list[P
         costs = [total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
     message = sum(sent.items[BETWEEN].values()) if p > 1 else 0.0
     paired = hides_experts(work.site.local, layout.schedule, p, m, virtual)
-    found, counted = [], Counter(costs)
+    counted = Counter(costs)
     each = [Kind(count, cost.forward.seconds, cost.backward.seconds, cost.weight) for cost, count in counted.items()]
-    place = {cost: index for index, cost in enumerate(counted)}
-    for own, parameters in dict.fromkeys(zip(costs, held.ranks, strict=True)):
+    index = {cost: i for i, cost in enumerate(counted)}
+    firsts = {}
+    for rank, kind in enumerate(zip(costs, held.ranks, strict=True)):
+        firsts.setdefault(kind, rank)
+    found = []
+    for (own, parameters), rank in firsts.items():
         # The bubble is the closed form of equal stages, with the mean of the other ranks: it passes through each of them.
         # While the pipeline fills and drains, passes have no partner to hide behind.
-        others = mean_of_others(each, place[own])
-        forward, backward, *_ = own = hide_experts(own) if paired else own
+        others = mean_of_others(each, index[own])
+        own = hide_experts(own) if paired else own
         waits = steady_waits(own, message * layout.stages / p, overlap)
-        passes_of_m = [m * (f + b) for f, b in zip(forward.parts, backward.parts, strict=True)]
+        passes_of_m = [m * (f + b) for f, b in zip(own.forward.parts, own.backward.parts, strict=True)]
         bubble = pipeline.bubble(layout.schedule, p, m, virtual, *others) if p > 1 else 0.0
         # Filling and draining pass p − 1 times each, and nothing hides their messages.
         parts = (*passes_of_m, 2 * (p - 1) * message + m * sum(waits), bubble)
-        found.append(Pace(parts, sum(parts), (forward.seconds + waits[0], backward.seconds + waits[1]), parameters))
+        behind = own.forward.seconds + waits[0], own.backward.seconds + waits[1]
+        found.append(RankStep(rank, parts, sum(parts), behind, parameters))
     return found
 
 
@@ -276,10 +285,10 @@ class Kind(NamedTuple):
 
 
 def mean_of_others(kinds: list[Kind], own: int) -> tuple[float, float, float]:
-    """Mean forward, backward and weight of all other ranks than one of this kind, which is a place in the list."""
+    """Mean forward, backward and weight of all other ranks than one of this kind. own: its index in the list."""
     n = forward = backward = weight = 0
-    for place, kind in enumerate(kinds):
-        count = kind.count - (place == own)
+    for index, kind in enumerate(kinds):
+        count = kind.count - 1 if index == own else kind.count
         n += count
         forward += count * kind.forward
         backward += count * kind.backward

@@ -52,6 +52,7 @@ def bubble(
     if p > 1 and m < fewest(schedule, p):
         raise ValueError(f"m={m} micro-batches: the closed form of {schedule} holds from {fewest(schedule, p)} on p={p} ranks")
     pair, both = (F + B, F + 2 * B) if FB is None else (FB, FB + B)
+    odd = pair if m % 2 and p > 1 else 0.0  # the last micro-batch of an odd number has no partner
     idle = {
         "naive": (p - 1) * m * (F + B),
         "gpipe": (p - 1) * (F + B) / v,
@@ -60,7 +61,7 @@ def bubble(
         "zb-h1": (p - 1) * (F + B - 2 * W),
         "zb-h2": (p - 1) * (F + B - 3 * W),
         "zb-v": (p - 1) * (F + B - 3 * W) / 2,
-        "dualpipe": (p / 2 - 1) * (both - 3 * W) + (m % 2 and p > 1) * pair,
+        "dualpipe": (p / 2 - 1) * (both - 3 * W) + odd,
         "dualpipe-v": (p - 1) * (both - 3 * W) / 2,
     }
     return max(0.0, idle[schedule])

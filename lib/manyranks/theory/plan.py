@@ -10,6 +10,7 @@ from manyranks.theory.names import concise, nearest, whole
 from manyranks.theory.stacks import STACKS, Stack
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
+V_SHAPED = ("zb-v", "dualpipe-v")  # two stages a rank, there and back
 RECOMPUTE = ("none", "selective", "full")  # each computes more again than the one before
 CONTEXT = ("ring", "all-gather", "ulysses")
 OFFLOAD = ("none", "optimizer", "all")
@@ -100,11 +101,13 @@ class OneRank:
         return STACKS[self.stack]
 
 
-_LOCAL = "cp tp ep expert_tp seq microbatch sequence_parallel recompute precision overlap overlap_tensor flash context regather"
-_LOCAL += " offload_layers"
+_LOCAL = (
+    "cp tp ep expert_tp seq microbatch sequence_parallel recompute precision overlap overlap_tensor flash context regather "
+    "offload_layers stack"
+)
 
 
-class Local(namedtuple("Local", f"{_LOCAL} stack"), OneRank):
+class Local(namedtuple("Local", _LOCAL), OneRank):
     """The part of a plan that decides a layer's time and activations on one rank, whatever other degrees are.
 
     Its fields are Plan's.
@@ -183,6 +186,7 @@ class Plan(OneRank):
     offload_layers: int = 0
 
     def __post_init__(self):
+        # The fields by kind, and what reads them at once, are at the end of this file.
         for name, value in zip(_WHOLE, _whole_of(self), strict=True):
             if value is not None or name not in ("batch", "dp_shard", "etp"):
                 whole(int(name not in ("zero", "offload_layers")), **{name: value})
@@ -279,7 +283,7 @@ class Plan(OneRank):
     @property
     def stages(self) -> int:
         """p·v stages that a micro-batch passes; the V-shaped schedules have two a rank."""
-        return self.pp * (2 if self.schedule in ("zb-v", "dualpipe-v") else self.virtual)
+        return stages_passed(self.schedule, self.pp, self.virtual)
 
     @property
     def shards(self) -> int:
@@ -317,7 +321,7 @@ class Plan(OneRank):
             raise ValueError(f"{degrees} = {self.gpus} ranks for {gpus} GPUs: choose degrees whose product is {gpus}")
         if self.etp is not None and not shape.experts:
             raise ValueError(f"etp={self.etp}: {shape.name} has no experts; leave etp out")
-        if left := uncut(shape, self.tp, self.etp):
+        if left := why_uncut(shape, self.tp, self.etp):
             raise ValueError(left)
         if self.framework.every_other and self.recompute == "selective" and (shape.experts or shape.latent):
             raise ValueError(
@@ -328,7 +332,7 @@ class Plan(OneRank):
             both = f"cp·tp = {self.cp}·{self.tp} = {self.cp * self.tp}"
             other = f"use {multiples(self.seq, self.cp * self.tp)}, or set sequence_parallel=False"
             raise ValueError(f"seq={self.seq} must be a multiple of {both} for sequence parallelism: {other}")
-        if self.context == "ulysses" and (left := unread(shape, self.tp, self.cp)):
+        if self.context == "ulysses" and (left := why_no_ulysses(shape, self.tp, self.cp)):
             raise ValueError(f"Ulysses: {left}; use context='ring'")
         slots = shape.layers + (2 if self.embedding_slots else 0)
         if slots < self.stages:
@@ -342,7 +346,12 @@ class Plan(OneRank):
             )
 
 
-def uncut(shape: ModelShape, tp: int, etp: int | None = None) -> str:
+def stages_passed(schedule: str, p: int, v: int) -> int:
+    """Stages that a micro-batch passes on p ranks with v stages each; the V-shaped schedules have two per rank."""
+    return p * (2 if schedule in V_SHAPED else v)
+
+
+def why_uncut(shape: ModelShape, tp: int, etp: int | None = None) -> str:
     """Says what of this shape so many tensor-parallel ranks cannot share evenly, and the way out; empty where they can.
 
     etp: ranks that cut each routed expert, None for tp.
@@ -361,7 +370,7 @@ def uncut(shape: ModelShape, tp: int, etp: int | None = None) -> str:
     return ""
 
 
-def unread(shape: ModelShape, tp: int, cp: int) -> str:
+def why_no_ulysses(shape: ModelShape, tp: int, cp: int) -> str:
     """Says what keeps Ulysses from giving each of cp ranks whole heads to compute; empty where nothing does."""
     heads, keys = shape.heads // tp, max(1, shape.kv_heads // tp)
     if heads % cp:
@@ -393,6 +402,7 @@ def multiples(value: int, of: int) -> str:
     return f"{below} or {below + of}" if below else f"{of}"
 
 
+# Plan's fields by kind, for __post_init__ and local; a getter reads all of a kind at once.
 _WHOLE = tuple(field.name for field in fields(Plan) if field.type in (int, int | None))
 _FLAGS = tuple(field.name for field in fields(Plan) if field.type is bool)
 _CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": RECIPES, "context": CONTEXT, "offload": OFFLOAD}

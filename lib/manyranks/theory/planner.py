@@ -9,21 +9,21 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from manyranks import progress_bar
-from manyranks.theory import bounds, checks, memory, pace, pipeline, stages, step
+from manyranks.theory import bounds, checks, memory, pace, pipeline, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.compute import site
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import nearest
-from manyranks.theory.plan import RECOMPUTE, Local, Plan, uncut, unread
-from manyranks.theory.published.error_bars import confidence
+from manyranks.theory.plan import RECOMPUTE, Local, Plan, stages_passed, why_no_ulysses, why_uncut
+from manyranks.theory.published.error_bars import confidence, of_plan
 from manyranks.theory.stacks import STACKS, Stack
 from manyranks.theory.step import StepTime
 
 # What is tried; a keyword of `search` fixes a field or gives other values. ZeRO-0 is ZeRO-1 with more memory, GPipe is 1F1B
 # with more.
 # Tried where the stack ships them; the last where there are experts: it pays twice for parameters to hide their traffic.
-SCHEDULES = ("1f1b", "zb-h1", "zb-v", "dualpipe")
+TRIED_SCHEDULES = ("1f1b", "zb-h1", "zb-v", "dualpipe")
 ZERO = (1, 2, 3)
 MICROBATCHES = (1, 2, 4, 8)
 VIRTUAL = (1, 2, 3, 4, 6, 8)
@@ -160,11 +160,6 @@ def tie(time: StepTime, best: StepTime) -> bool:
     return time.seconds <= (1 + bar) * best.seconds
 
 
-def _is_checked(shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
-    """Returns whether runs like this plan were published, which no seconds decide."""
-    return not confidence(StepTime(shape, plan, cluster, *[0.0] * 8)).missing
-
-
 def undecided(time: StepTime, other: StepTime) -> str:
     """Says why nobody can call one of two predicted steps shorter: they are closer than their error bars, or no run like one
     of them was published. Empty where they are further apart.
@@ -218,9 +213,20 @@ class _Task(NamedTuple):
         return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
 
 
-# A set of plans: seconds that each takes at least, its place in the order of the search, and what opens it, into smaller sets;
-# or one plan: its seconds, its place, and what is found.
-_Node = tuple[float, tuple[int, ...], Callable[[], Iterator] | tuple[StepTime, memory.Peak]]
+class _Order(NamedTuple):
+    """The place of a plan in the order of the search, of a set that of its first: indices among the values that are tried."""
+
+    degrees: int
+    microbatch: int
+    schedule: int = 0
+    recompute: int = 0
+    zero: int = 0
+    given: int = 0
+
+
+# A set of plans: seconds that each takes at least, its order, and what opens it, into smaller sets; or one plan: its seconds,
+# its order, and what is found.
+_Node = tuple[float, _Order, Callable[[], Iterator] | tuple[StepTime, memory.Peak]]
 
 
 def _fastest_first(nodes: Iterable[_Node]) -> Iterator[tuple[StepTime, memory.Peak] | None]:
@@ -248,7 +254,8 @@ def _branches(task: _Task) -> Iterator[_Node]:
                 if batch % (each[0] * microbatch) or not _together(shape, each, seq, each[1], more):
                     continue
                 if not task.checked or _may_be_checked(task, each, microbatch, more):
-                    yield _branch(task, (i, j, g), each, _local(task, each, microbatch, more), more, 0)
+                    order = _Order(i, j, given=g)
+                    yield _branch(task, order, each, _local(task, each, microbatch, more), more, 0)
 
 
 def _may_be_checked(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, object]) -> bool:
@@ -256,15 +263,15 @@ def _may_be_checked(task: _Task, degrees: Degrees, microbatch: int, more: dict[s
     zeros, own = task.tried.get("zero", ZERO), (*degrees[:-1], task.seq, task.batch, microbatch)
     ways = itertools.product(zeros, task.recompute)
     plans = (Plan(*own, zero=zero, recompute=way, **more | {"etp": degrees[-1]}) for zero, way in ways)
-    return any(_is_checked(task.shape, plan, task.cluster) for plan in plans)
+    return any(not of_plan(task.shape, plan, task.cluster).missing for plan in plans)
 
 
-def _branch(task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], n: int) -> _Node:
+def _branch(task: _Task, order: _Order, degrees: Degrees, local: Local, more: dict[str, object], n: int) -> _Node:
     """The unopened set of these plans that recompute in the n-th of the tried ways or a later one: more takes no less time."""
     pp, m, ways = degrees[1], task.batch // (degrees[0] * local.microbatch), task.recompute
     local = local._replace(recompute=ways[n])
     model = pace.of_model(site(task.shape, local, task.cluster, DEFAULT))
-    pipes = _pipes(task, place, degrees, local, more, model)
+    pipes = _pipes(task, order, degrees, local, more, model)
     if m < 2 * pp:  # then all schedules have bubbles that count
         pipes = list(pipes)
         bound = min((node[0] for node in pipes), default=math.inf)
@@ -274,39 +281,41 @@ def _branch(task: _Task, place: tuple[int, int, int], degrees: Degrees, local: L
 
     def opened() -> Iterator[_Node]:
         yield from pipes
-        if pipes and n + 1 < len(ways):
-            yield _branch(task, place, degrees, local, more, n + 1)
+        if bound < math.inf and n + 1 < len(ways):  # else no schedule goes with these degrees
+            yield _branch(task, order, degrees, local, more, n + 1)
 
-    return bound, (*place, n), opened
+    return bound, order._replace(recompute=n), opened
 
 
 def _pipes(
-    task: _Task, place: tuple[int, int, int], degrees: Degrees, local: Local, more: dict[str, object], model: pace.Both
+    task: _Task, order: _Order, degrees: Degrees, local: Local, more: dict[str, object], model: pace.Both
 ) -> Iterator[_Node]:
     """Yields sets of these plans with the same schedule."""
     shape, _, _, seq, batch, tried, _ = task
-    (i, j, g), pp, m = place, degrees[1], batch // (degrees[0] * local.microbatch)
-    r, fields = tried.get("recompute", RECOMPUTE).index(local.recompute), {"recompute": local.recompute, "etp": degrees[-1]}
+    pp, m = degrees[1], batch // (degrees[0] * local.microbatch)
+    order = order._replace(recompute=tried.get("recompute", RECOMPUTE).index(local.recompute))
+    fields = {"recompute": local.recompute, "etp": degrees[-1]}
     for s, (schedule, virtual) in enumerate(_schedules(shape, pp, m, tried, local.framework)):
-        if _together(shape, degrees, seq, stages.of_schedule(schedule, pp, virtual), more):
+        if _together(shape, degrees, seq, stages_passed(schedule, pp, virtual), more):
             own = functools.partial(Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, **more, **fields)
             bound = bounds.seconds(model, local, schedule, pp, m, virtual)
-            yield bound, (i, j, s, r, g), functools.partial(_fitting, task, (i, j, s, r, g), own)
+            here = order._replace(schedule=s)
+            yield bound, here, functools.partial(_fitting, task, here, own)
 
 
-def _fitting(task: _Task, place: tuple[int, ...], plan_of: Callable[..., Plan]) -> Iterator[_Node]:
+def _fitting(task: _Task, order: _Order, plan_of: Callable[..., Plan]) -> Iterator[_Node]:
     """Yields the plans that fit in memory, of a set with the same pipeline."""
     shape, cluster, room, zeros = task.shape, task.cluster, task.cluster.accelerator.memory, task.tried.get("zero", ZERO)
     if bounds.bytes_held(shape, plan_of(zero=max(zeros))) > room:
         return
     for z, zero in enumerate(zeros):
         plan = plan_of(zero=zero)
-        if bounds.bytes_held(shape, plan) > room or (task.checked and not _is_checked(shape, plan, cluster)):
+        if bounds.bytes_held(shape, plan) > room or (task.checked and of_plan(shape, plan, cluster).missing):
             continue
         peak = memory.peak(shape, plan)
         if peak.total <= room and memory.host(shape, plan) <= cluster.host_memory:
             time = step.estimate(shape, plan, cluster)
-            yield time.seconds, (*place[:-1], z, place[-1]), (time, peak)
+            yield time.seconds, order._replace(zero=z), (time, peak)
 
 
 def _local(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, object]) -> Local:
@@ -323,7 +332,7 @@ def _together(shape: ModelShape, degrees: Degrees, seq: int, on_stages: int, mor
     if STACKS[more.get("stack", Plan.stack)].data_only and not on_stages == tp == cp == degrees[4] == 1:
         return False
     shards = not more.get("dp_shard") or _sharded(degrees, more["dp_shard"])
-    heads = more.get("context") != "ulysses" or not unread(shape, tp, cp)
+    heads = more.get("context") != "ulysses" or not why_no_ulysses(shape, tp, cp)
     tokens = seq % (cp * tp) == 0 if more.get("sequence_parallel", True) else tp == 1 or etp in (None, tp)
     return shards and heads and tokens and on_stages <= shape.layers + (2 if more.get("embedding_slots") else 0)
 
@@ -344,7 +353,7 @@ def _degrees(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, tried: di
         dp, left = divmod(gpus, tp * cp * pp)
         if left or not dp or dp not in tried.get("dp", (dp,)) or seq % cp:
             continue
-        cuts = [etp for etp in _cuts(shape, tp, tried) if not uncut(shape, tp, etp)]
+        cuts = [etp for etp in _cuts(shape, tp, tried) if not why_uncut(shape, tp, etp)]
         yield from ((dp, pp, cp, tp, ep, etp) for etp in cuts for ep in experts if dp * cp * tp % ((etp or tp) * ep) == 0)
 
 
@@ -360,20 +369,20 @@ def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple], stac
         yield "1f1b", 1
         return
     slots = _slots(shape, tried)
-    known = [name for name in SCHEDULES if name in stack.schedules and (shape.experts or name != "dualpipe")]
+    known = [name for name in TRIED_SCHEDULES if name in stack.schedules and (shape.experts or name != "dualpipe")]
     possible = [name for name in tried.get("schedule", known) if not (pp % 2 and name == "dualpipe")]
     for schedule in possible:
         if schedule in ("1f1b", "interleaved"):
             for virtual in tried.get("virtual", VIRTUAL):
                 if pp * virtual <= slots:
                     yield schedule, virtual
-        elif m >= pipeline.fewest(schedule, pp) and stages.of_schedule(schedule, pp, 1) <= slots:
+        elif m >= pipeline.fewest(schedule, pp) and stages_passed(schedule, pp, 1) <= slots:
             yield schedule, 1
 
 
 def _slots(shape: ModelShape, tried: dict[str, tuple]) -> int:
     """Places for stages: the layers, and with embedding_slots the embedding and the head."""
-    return shape.layers + 2 * any(tried.get("embedding_slots", ()))
+    return shape.layers + (2 if any(tried.get("embedding_slots", ())) else 0)
 
 
 def _divisors(n: int) -> list[int]:
@@ -407,7 +416,7 @@ def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
     if part == "optimizer":
         return f"ZeRO-{plan.zero} spreads the states over {plan.shards} ranks"
     stages = plan.stages // plan.pp
-    return f"PP {plan.pp}, {stages} stage{'s' * (stages > 1)} per rank, {each}, {plan.schedule}"
+    return f"PP {plan.pp}, {stages} stage{'s' if stages > 1 else ''} per rank, {each}, {plan.schedule}"
 
 
 def _tensor_name(plan: Plan) -> str:

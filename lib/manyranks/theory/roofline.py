@@ -164,19 +164,14 @@ def time_budget(
 
 
 def _parts(time: StepTime) -> list[Part]:
-    ranks = [_grouped(time, held) for held in dict.fromkeys(_held(time.shape, time.plan))]
-    # The rank that sets the pace is the one whose kernels take what the estimate says.
-    found = min(ranks, key=lambda rank: abs(sum(part.seconds for part in rank) - time.compute))
-    return sorted(found, key=lambda part: -part.seconds)
+    ranks = stages.of_ranks(time.shape, time.plan)
+    held = [ranks[time.slowest]]
+    if time.plan.schedule == "dualpipe":  # the stages from either end have half of the micro-batches each
+        held.append(ranks[-1 - time.slowest])
+    return sorted(_grouped(time, held), key=lambda part: -part.seconds)
 
 
-def _held(shape: ModelShape, plan: Plan) -> list[tuple[Stage, ...]]:
-    """The stages of each pipeline rank; those of a DualPipe rank from either end have half of the micro-batches each."""
-    dealt = stages.of_rank(shape, plan)
-    return list(zip(dealt, reversed(dealt), strict=True)) if plan.schedule == "dualpipe" else [(stage,) for stage in dealt]
-
-
-def _grouped(time: StepTime, held: tuple[Stage, ...]) -> list[Part]:
+def _grouped(time: StepTime, held: list[Stage]) -> list[Part]:
     groups: dict[str, list[tuple[float, Kernel]]] = {}
     for stage in held:
         for count, kernel in _kernels(time.shape, time.plan, stage, time.imbalance):
@@ -209,10 +204,11 @@ def _kernels(shape: ModelShape, plan: Plan, stage: Stage, imbalance: float) -> I
     for count, part in stages.parts(shape, stage):
         often[part] += count
     for part, count in often.items():
-        there, back, *_ = layer.work(shape, plan, part, imbalance)
+        work = layer.work(shape, plan, part, imbalance)
         if part == "embedding":  # backward moves twice as much
-            count, back = 3 * count, []
-        yield from ((count, kernel) for kernel in there + back)
+            yield from ((3 * count, kernel) for kernel in work.forward)
+        else:
+            yield from ((count, kernel) for kernel in work.forward + work.backward)
 
 
 def _name(kernel: Kernel) -> str:

@@ -53,7 +53,7 @@ def shards(n: int, stage: int, replicas: int = 1) -> int:
     return n // replicas if stage else 1
 
 
-class Holding(NamedTuple):
+class HeldBytes(NamedTuple):
     """Bytes on one rank; `padding` are those among them that stand for no element, on the last rank, which has the most."""
 
     parameters: int
@@ -81,7 +81,7 @@ def held(
     replicas: int = 1,
     rank: int = 0,
     tensors: int | None = None,
-) -> Holding:
+) -> HeldBytes:
     """Counts what a rank holds after backward, before its optimizer steps.
 
     In stages 1 and 2 parameters and gradients are padded, in stage 3 only gradients are. rank: which of the shards it has, 0
@@ -102,15 +102,15 @@ def held(
     whole, row, part = sum(rows), sum(padded(e, k) for e in rows), sum(shard(e, k) for e in rows)
     if stage == 3:
         held = parameter * own, gradient * part, master * own, sum(states) * own, counter * count
-        return Holding(*held, padding=gradient * (part - own))
+        return HeldBytes(*held, padding=gradient * (part - own))
     empty = sum(min(padded(e, k) - e, shard(e, k)) for e in rows)
-    return Holding(
+    return HeldBytes(
         parameters=parameter * row,
         gradients=gradient * (part if stage == 2 else whole),
         masters=master * own,
         states=sum(states) * own,
         counters=counter * count,
-        padding=parameter * (row - whole) + gradient * (stage == 2) * empty,
+        padding=parameter * (row - whole) + (gradient * empty if stage == 2 else 0),
     )
 
 
@@ -203,7 +203,7 @@ def sent(
     if type(replica) is not int or not 0 <= replica < n // k:
         raise ValueError(f"replica={replica!r}: there are {n // k}, counted from 0")
     away = [padded(unit, k) - shard(unit, k) for unit in units]  # all but its own shard
-    again = away[: len(away) - keep_last] if stage == 3 else []
+    again = (away[:-1] if keep_last else away) if stage == 3 else []
     across = [_all_reduced(shard(unit, k), n // k, replica) for unit in units]
     sizes = gather_itemsize, gather_itemsize, reduce_itemsize, reduce_itemsize
     return Sent(*(size * sum(part) for size, part in zip(sizes, (away, again, away, across), strict=True)))

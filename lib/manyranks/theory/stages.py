@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import Layout, Plan
+from manyranks.theory.plan import V_SHAPED, Layout, Plan
 
 
 class Stage(NamedTuple):
@@ -42,17 +42,17 @@ class Dealt:
     names: tuple[str, ...]
 
 
-def of_rank(shape: ModelShape, plan: Plan) -> tuple[Stage, ...]:
+def of_ranks(shape: ModelShape, plan: Plan) -> tuple[Stage, ...]:
     """Returns, for each pipeline rank, the sum of its stages. Raises ValueError where the plan does not fit the shape."""
     plan.check(shape)
-    return dealt(shape, plan.layout).ranks
+    return deal(shape, plan.layout).ranks
 
 
 @functools.lru_cache(maxsize=16384)
-def dealt(shape: ModelShape, layout: Layout) -> Dealt:
+def deal(shape: ModelShape, layout: Layout) -> Dealt:
     """The layers of a shape, dealt as Plan.layout says."""
     mtp = shape.mtp_depth if layout.schedule != "dualpipe" else 0  # which has both ends of the model on one rank
-    each, p = deal(shape, layout.stages, layout.embedding_slots, mtp), layout.pp
+    each, p = deal_stages(shape, layout.stages, layout.embedding_slots, mtp), layout.pp
     own = [[each[s] for s in stages_of(rank, p, layout.stages, layout.schedule)] for rank in range(p)]
     ranks = tuple(Stage(*map(sum, zip(*mine, strict=True))) for mine in own)
     kinds = dict.fromkeys(ranks)
@@ -70,25 +70,20 @@ def parts(shape: ModelShape, stage: Stage) -> tuple[tuple[int, str], ...]:
     return tuple(part for part in (*found, (stage.embedding, "embedding")) if part[0])
 
 
-def of_schedule(schedule: str, p: int, v: int) -> int:
-    """Stages that a micro-batch passes on p ranks with v stages each; the V-shaped schedules have two per rank."""
-    return p * (2 if schedule in ("zb-v", "dualpipe-v") else v)
-
-
 @functools.lru_cache(maxsize=1024)
 def parts_of_model(shape: ModelShape) -> tuple[tuple[int, str], ...]:
     """Counts how often a micro-batch passes each part on its way through the whole model."""
-    return parts(shape, deal(shape, 1)[0])
+    return parts(shape, deal_stages(shape, 1)[0])
 
 
 def stages_of(rank: int, p: int, stages: int, schedule: str) -> list[int]:
     """The stages of a rank: every p-th, or for a V there and back."""
-    if schedule in ("zb-v", "dualpipe-v"):
+    if schedule in V_SHAPED:
         return [rank, 2 * p - 1 - rank]
     return list(range(rank, stages, p))
 
 
-def deal(shape: ModelShape, stages: int, slots: bool = False, mtp: int = 0) -> list[Stage]:
+def deal_stages(shape: ModelShape, stages: int, slots: bool = False, mtp: int = 0) -> list[Stage]:
     """Layers dealt to stages in order, as evenly as possible; the first and the last stage get the fewer.
 
     slots: the embedding and the head take the place of a layer each. mtp: multi-token-prediction modules, which take another

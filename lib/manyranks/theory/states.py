@@ -69,7 +69,7 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     checks.kinds(plan=plan)
     if isinstance(shape, ModelShape):
         plan.check(shape)
-        return hold(stages.dealt(shape, plan.layout)).ranks
+        return hold(stages.deal(shape, plan.layout)).ranks
     if not isinstance(shape, int | float) or not 0 <= shape < math.inf:
         raise ValueError(f"shape={shape!r}: give a ModelShape, as models['llama3-8b'], or a number of parameters, 0 or more")
     if (plan.ep, plan.etp) != (1, None):
@@ -78,7 +78,7 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Holding:
+class RankParameters:
     """The parameters of each pipeline rank before ZeRO shards them, and each kind of them once."""
 
     ranks: tuple[Held, ...]
@@ -86,14 +86,14 @@ class Holding:
 
 
 @functools.lru_cache(maxsize=16384)
-def hold(dealt: Dealt) -> Holding:
+def hold(dealt: Dealt) -> RankParameters:
     """Counts as rank_parameters does, of stages that are dealt."""
     shape, layout = dealt.shape, dealt.layout
     kinds = {stage: of_stage(shape, layout, stage) for stage in dealt.parts}
     held = [kinds[stage] for stage in dealt.ranks]
     if layout.schedule == "dualpipe" and layout.pp > 1:  # each rank has a copy of the stage at the other end, too
         held = [Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True)]
-    return Holding(tuple(held), tuple(dict.fromkeys(held)))
+    return RankParameters(tuple(held), tuple(dict.fromkeys(held)))
 
 
 @functools.lru_cache(maxsize=16384)
@@ -105,8 +105,9 @@ def of_stage(shape: ModelShape, layout: Layout, stage: Stage) -> Held:
     cut, whole = _shares([*parts, (stage.embedding, shape.embedding), (stage.head, head)], shape, t)
     moe = stage.moe
     if stage.mtp:  # all of it counts as cut
-        moe += stage.mtp * shape.is_moe(shape.layers - 1)
-        cut += shape.mtp_parameters - (moe - stage.moe) * shape.experts * shape.expert_parameters
+        with_experts = stage.mtp if shape.is_moe(shape.layers - 1) else 0
+        moe += with_experts
+        cut += shape.mtp_parameters - with_experts * shape.experts * shape.expert_parameters
     expert, of_each = _shares([(1, shape.expert)], shape, etp)
     experts = moe * shape.experts // layout.ep
     return Held(cut / t + whole, experts * (expert / etp + of_each) if experts else 0.0)
@@ -127,7 +128,7 @@ def _shares(parts: list[tuple[int, list[Tensor]]], shape: ModelShape, t: int) ->
 def states_of(held: Held, plan: Plan) -> ModelStates:
     """Bytes of a rank that holds these parameters before ZeRO: the dense ones are sharded over all data-parallel ranks, an
     expert's over those that have the same part of it."""
-    return _states(held, *_sharding(plan))
+    return _states(held, _sharding(plan))
 
 
 def least(held: Held, plan: Plan) -> int:
@@ -136,24 +137,33 @@ def least(held: Held, plan: Plan) -> int:
     return states.total - (states.gradients if plan.framework.fp32_shards else 0)  # which makes gradients in backward only
 
 
-def optimizer_bytes(held: Holding, plan: Plan) -> int:
+def optimizer_bytes(held: RankParameters, plan: Plan) -> int:
     """Counts the bytes of the optimizer's states on the rank that has most of them."""
     how = _sharding(plan)
-    return max(_states(each, *how).optimizer for each in held.kinds)
+    return max(_states(each, how).optimizer for each in held.kinds)
 
 
-def _sharding(plan: Plan) -> tuple[int, int, int, Recipe]:
-    return plan.zero, plan.shards, plan.expert_shards, plan.stored
+class _Sharding(NamedTuple):
+    """The part of a plan that decides how many bytes of states a parameter takes on a rank."""
+
+    zero: int
+    shards: int
+    expert_shards: int
+    recipe: Recipe
+
+
+def _sharding(plan: Plan) -> _Sharding:
+    return _Sharding(plan.zero, plan.shards, plan.expert_shards, plan.stored)
 
 
 @functools.lru_cache(maxsize=16384)
-def _states(held: Held, zero: int, shards: int, expert_shards: int, recipe: Recipe) -> ModelStates:
+def _states(held: Held, how: _Sharding) -> ModelStates:
     whole = math.ceil(held.dense) + math.ceil(held.experts)
-    part = math.ceil(held.dense / shards) + math.ceil(held.experts / expert_shards)
+    part = math.ceil(held.dense / how.shards) + math.ceil(held.experts / how.expert_shards)
     return ModelStates(
-        recipe.parameters * (part if zero == 3 else whole),
-        recipe.gradients * (part if zero >= 2 else whole),
-        recipe.optimizer * (part if zero >= 1 else whole),
+        how.recipe.parameters * (part if how.zero == 3 else whole),
+        how.recipe.gradients * (part if how.zero >= 2 else whole),
+        how.recipe.optimizer * (part if how.zero >= 1 else whole),
     )
 
 
@@ -164,10 +174,11 @@ def on_ranks(dealt: Dealt, plan: Plan) -> list[tuple[ModelStates, int]]:
     forward's are kept; from ZeRO-2 on the whole gradients of a unit.
     """
     held, how, away, recipe = hold(dealt).ranks, _sharding(plan), plan.offload == "all", plan.recipe
-    found = [_offloaded(_states(held[rank], *how), plan.offload) for rank in dealt.firsts]
-    if not away and (plan.zero < 2 or how[1] == how[2] == 1):
+    found = [_offloaded(_states(held[rank], how), plan.offload) for rank in dealt.firsts]
+    if not away and (plan.zero < 2 or how.shards == how.expert_shards == 1):
         return [(each, 0) for each in found]
-    kept, whole_gradients = plan.zero == 3 and not plan.reshard_after_forward, plan.pp > 1 and plan.framework.reduce_once
+    kept = plan.zero == 3 and not plan.reshard_after_forward
+    whole_gradients = plan.pp > 1 and plan.framework.reduce_once
     gathered = []
     for rank in dealt.firsts:
         mirrored = dealt.ranks[-1 - rank].layers if plan.schedule == "dualpipe" and plan.pp > 1 else 0
@@ -226,14 +237,16 @@ class Rows:
     units: dict[Held, int]
 
 
-def rows(held: Holding, shape: ModelShape, plan: Plan) -> Rows:
+def rows(held: RankParameters, shape: ModelShape, plan: Plan) -> Rows:
     """Returns the rows of these ranks. There is one bucket a layer at most, none below BUCKET bytes unless it is
     the only one; ZeRO-3 has units of one layer."""
     return _rows(held, plan.zero == 3, plan.zero > 0, max(1, shape.layers // plan.pp), plan.recipe, groups(plan))
 
 
 @functools.lru_cache(maxsize=65536)
-def _rows(held: Holding, in_units: bool, sharded: bool, layers: int, recipe: Recipe, of_each: tuple[Group, Group]) -> Rows:
+def _rows(
+    held: RankParameters, in_units: bool, sharded: bool, layers: int, recipe: Recipe, of_each: tuple[Group, Group]
+) -> Rows:
     items, units = {}, {}
     for kind in held.kinds:
         units[kind] = often = layers if in_units else max(1, min(layers, int(sum(kind) * recipe.reduced / BUCKET)))

@@ -39,6 +39,7 @@ class StepTime:
     optimizer: float
     constants: Constants = DEFAULT
     imbalance: float = 1.0
+    slowest: int = 0  # the pipeline rank that sets the pace; the first, where several do
 
     def __repr__(self) -> str:
         return self.said()
@@ -46,8 +47,9 @@ class StepTime:
     def said(self, checked: str = "") -> str:
         """Returns what is printed. checked: what published.confidence says of it, where that is known."""
         parts = ", ".join(f"{name}={value:.4g}" for name, value in self.parts.items())
-        warning, checked = f", warning={self.warning!r}" if self.warning else "", f"checked={checked!r}, " if checked else ""
-        return f"StepTime(seconds={self.seconds:.4g}, {checked}mfu={self.mfu:.3f}, {parts}{warning})"
+        warning = f", warning={self.warning!r}" if self.warning else ""
+        sure = f"checked={checked!r}, " if checked else ""
+        return f"StepTime(seconds={self.seconds:.4g}, {sure}mfu={self.mfu:.3f}, {parts}{warning})"
 
     @property
     def parts(self) -> dict[str, float]:
@@ -106,7 +108,8 @@ class StepTime:
         node = self.cluster.node
         if self.cluster.torus or (node % ranks == 0 or self.plan.gpus <= node):
             return ""
-        article, near = "an" if name == "etp" else "a", self.cluster.levels[0].link.name
+        article = "an" if name == "etp" else "a"
+        near = self.cluster.levels[0].link.name
         keep = f"{article} {name} that divides {node} keeps tensor parallelism on {near}"
         if ranks < node:
             lost = self._with_nodes_of(math.gcd(ranks, node)).tensor - self.tensor
@@ -139,10 +142,10 @@ def estimate(
     checks.kinds(shape=shape, plan=plan, cluster=cluster)
     if constants is not DEFAULT:
         checks.are_constants(constants)
-    checks.has_8_bits(plan, cluster)
+    checks.check_precision(plan, cluster)
     plan.check(shape, cluster.gpus if gpus is None else gpus)
     check_imbalance(shape, plan, imbalance)
-    dealt = stages.dealt(shape, plan.layout)
+    dealt = stages.deal(shape, plan.layout)
     held = states.hold(dealt)
     rows, largest = states.rows(held, shape, plan), states.optimizer_bytes(held, plan)
     at = site(shape, plan.local, cluster, constants, imbalance)
@@ -154,4 +157,4 @@ def estimate(
     travels = data_parallel.exposed(plan, cluster, constants, rows, sent.states, behind)
     travel, slowest = max(zip(travels, paced, strict=True), key=lambda both: both[0] + both[1].seconds)
     optimizer = data_parallel.optimizer_seconds(largest, plan, cluster, constants)
-    return StepTime(shape, plan, cluster, *slowest.parts, travel, optimizer, constants, imbalance)
+    return StepTime(shape, plan, cluster, *slowest.parts, travel, optimizer, constants, imbalance, slowest.rank)

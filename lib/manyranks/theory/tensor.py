@@ -15,7 +15,7 @@ from typing import NamedTuple
 from manyranks.theory import activations, checkpointing, checks, memory
 from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.calls import AGAIN, BACKWARD, BESIDE, FORWARD, HALF, Call, Calls, Passes, counted
-from manyranks.theory.plan import Local, Plan, uncut
+from manyranks.theory.plan import Local, Plan, why_uncut
 
 
 def calls(shape: ModelShape, plan: Local, part: str, imbalance: float = 1.0) -> list[Call]:
@@ -31,8 +31,9 @@ def calls(shape: ModelShape, plan: Local, part: str, imbalance: float = 1.0) -> 
     elements, options = plan.rank_tokens * shape.hidden, (plan.sequence_parallel, plan.regather)
     if part in ("head", "embedding"):
         return (_column if part == "head" else _row)(elements, *options)
-    blocks, found = (1 if shape.parallel_layers else 2) - (part == "moe"), []
+    blocks, found = 1 if shape.parallel_layers else 2, []
     if part == "moe":
+        blocks -= 1
         rows = shape.hidden * plan.expert_tokens
         found += [one._replace(group="etp", times=imbalance * shape.top_k) for one in _block(rows, *options)]
         found += _block(elements, *options) if shape.shared_experts else []
@@ -237,7 +238,8 @@ def finish(shape: ModelShape, t: int, sequence_parallel: bool = False, itemsize:
     if rank not in range(t):
         raise ValueError(f"rank={rank!r} of {t} ranks: give 0 to {t - 1}")
     if shape.kv_heads == 1:  # all ranks have a copy: one group, and one message
-        sequence, copies = sequence + copies, 0
+        sequence += copies
+        copies = 0
     first = [Call("tp", "all_reduce", sequence, itemsize)] if sequence else []
     second = [Call("tp", "all_reduce", copies, itemsize)] if copies else []
     share = max(1, t // shape.kv_heads)  # neighbours with the same key/value head
@@ -247,7 +249,7 @@ def finish(shape: ModelShape, t: int, sequence_parallel: bool = False, itemsize:
 def _fits(shape: ModelShape, t: int) -> None:
     checks.kinds(shape=shape)
     checks.whole(t=t)
-    if left := uncut(shape, t):
+    if left := why_uncut(shape, t):
         raise ValueError(left.replace("tp=", "t=", 1))
     if shape.experts or shape.latent:
         raise ValueError(f"{shape.name} has experts or latent attention: give a shape with plain attention and one MLP a layer")

@@ -138,7 +138,9 @@ class _Clock:
         end = self._failures[self.failed].seconds if hit else end
         if end > self.now:
             self.periods.append(Period(kind, self.now, end))
-        self.now, self.failed = end, self.failed + hit
+        self.now = end
+        if hit:
+            self.failed += 1
         return not hit
 
     def lose(self, first: int) -> None:

@@ -124,7 +124,7 @@ def _on_torchruns_ranks(*arguments):
 def _summary(result, training: TrainingConfig, folder: str | None) -> str:
     steps = len(result.losses)
     lines = [
-        f"{result.parameters:,} parameters on {result.ranks} rank{'s' * (result.ranks > 1)}"
+        f"{result.parameters:,} parameters on {result.ranks} rank{'s' if result.ranks > 1 else ''}"
         f"{_axes(training.plan)}; "
         f"{training.batch} sequences a step; loss in nats a byte"
     ]

@@ -125,7 +125,8 @@ class Checkpoints:
                 continue
             own |= self._saver.wrote(place)
             with contextlib.suppress(ValueError):
-                left -= bool(saving.files(place))
+                if saving.files(place):
+                    left -= 1
 
 
 def load(place: Path, spread: Spread, run: str) -> int:

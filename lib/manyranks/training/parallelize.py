@@ -64,7 +64,7 @@ def _stages(model: GPT, plan: Plan, context: ContextParallel | None) -> list[Sta
     """Deals the model into its stages, of as many layers as the theory's."""
     sizes = [
         stage.layers + stage.embedding + stage.head
-        for stage in stages.deal(model.config.shape(), plan.stages, plan.embedding_slots)
+        for stage in stages.deal_stages(model.config.shape(), plan.stages, plan.embedding_slots)
     ]
     device = next(model.parameters()).device
     return dealt(model, sizes, [context.positions(plan.seq).to(device)] if context else [])

@@ -89,7 +89,8 @@ class Parts:
         copies, over = len({self.schedule.placement[s] for s in stages}) or 1, []
         if self.tensor and not (expert and self.here.mesh.etp):  # these have axes of their own
             name = self.names[parameter]
-            copies, over = copies * self.tensor.holders(name), self.tensor.summed_over(name)
+            copies *= self.tensor.holders(name)
+            over = self.tensor.summed_over(name)
         return Kind(parameter.ndim >= 2, expert, over[0] if over else None, copies)
 
 
@@ -219,8 +220,9 @@ class Spread:
         if training.zero not in (1, 2):
             groups = decay_groups(self.stepped(), training)
             half = next(iter(self.kinds)).dtype in (torch.bfloat16, torch.float16)
-            masters = half and not training.zero
-            return (MasterOptimizer if masters else adam)(groups, *[adam] * masters, **settings)
+            if half and not training.zero:
+                return MasterOptimizer(groups, adam, **settings)
+            return adam(groups, **settings)
         for expert in sorted({kind.expert for kind in self.kinds.values()}):
             own = [(p, kind) for p, kind in self.kinds.items() if kind.expert == expert]
             groups, group = decay_groups(own, training), self._shared_by(own[0][1])

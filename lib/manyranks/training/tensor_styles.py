@@ -11,7 +11,8 @@ def styles(config: GPTConfig) -> dict[str, Style]:
     Routers and experts are whole: with sequence_parallel each rank has its own tokens there.
     """
     shape, layers = config.shape(), "layers.*"
-    mlp = () if shape.moe_layers == shape.layers else ("gate", "up", "down")[not shape.gated :]
+    dense = ("gate", "up", "down") if shape.gated else ("up", "down")
+    mlp = () if shape.moe_layers == shape.layers else dense
     has = ("query", "key", "value", "output", *mlp)
     return {
         "embedding": Positions(),

@@ -84,7 +84,8 @@ class Trainer:
         self._sharers, self._draws = self.ranks, str(self.rank)
         if self.here:
             at, mesh = self.here.coordinates, self.here.mesh
-            self._data, self._sharers = (at["dp"], mesh.dp), mesh.dp * mesh.cp
+            self._data = at["dp"], mesh.dp
+            self._sharers = mesh.dp * mesh.cp
             self._draws = f"{at['dp']} of stage {at['pp']}"
         training.check_ranks(self._data[1])
         dtype = dtype or _dtype(training)
@@ -306,7 +307,8 @@ def _saved(
 ) -> tuple[list[float], int | None]:
     """Trains to the end, and saves every so many steps; returns the losses, and how many."""
     mtbf = mtbf or failures.job_mtbf(LLAMA3_GPU_MTBF, trainer.ranks)
-    losses, steps = [], _FIRST_SAVE if every == "auto" else every
+    losses = []
+    steps = _FIRST_SAVE if every == "auto" else every
     with Checkpoints(folder, trainer.group, keep) as checkpoints:
         while (left := trainer.training.steps - trainer.step) > 0:
             began = time.perf_counter()

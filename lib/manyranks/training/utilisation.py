@@ -41,16 +41,18 @@ class Utilisation:
         of theory.flops.CONVENTIONS. Raises ValueError for an unknown one, and as flops.mfu
         does.
         """
-        return flops.mfu(*self._run, convention)
+        return flops.mfu(**self._run, convention=convention)
 
     def hfu(self, convention: str = "causal") -> float:
         """Does as mfu, and counts what is computed a second time."""
-        return flops.hfu(*self._run, self.recompute, convention, self.flash)
+        how = {"recompute": self.recompute, "flash": self.flash}
+        return flops.hfu(**self._run, **how, convention=convention)
 
     @property
-    def _run(self) -> tuple[ModelShape, int, float, int, float]:
-        # As of one device that has the peak of all ranks.
-        return self.shape, self.seq, self.tokens_per_second, 1, self.peak.flops
+    def _run(self) -> dict[str, object]:
+        """The run as of one device that has the peak of all ranks."""
+        each = {"shape": self.shape, "seq": self.seq, "peak": self.peak.flops, "gpus": 1}
+        return each | {"tokens_per_second": self.tokens_per_second}
 
 
 def peak(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Peak:
@@ -90,7 +92,9 @@ def _name(device: torch.device | str) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return (
-        f"CPU with {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else str(device)
+        f"CPU with {threads} thread{'s' if threads > 1 else ''}"
+        if device.type == "cpu"
+        else str(device)
     )
 
 

@@ -73,7 +73,8 @@ class ExpertParallel(Accumulating):
         if mesh is not None:
             checks.check_mesh(mesh, group)
             groups = {name: mesh.get_group(name) for name in mesh.mesh_dim_names}
-        alike, self._slices = groups.pop("replicas", None), groups.pop("tensor", None)
+        alike = groups.pop("replicas", None)
+        self._slices = groups.pop("tensor", None)
         self._axes = list(groups.values())
         self.degree = math.prod(map(dist.get_world_size, self._axes))
         self.width = dist.get_world_size(self._slices) if self._slices else 1
@@ -224,7 +225,8 @@ class ExpertParallel(Accumulating):
         hop = one_hop if len(self._axes) == 1 else two_hops
         sliced = partial(in_slices, group=self._slices, same=same_tokens)
         for experts in self._experts.values():
-            total, experts.dealt = len(experts.gate), True
+            total = len(experts.gate)
+            experts.dealt = True
             how = sliced if self.width > 1 else None
             experts.hop = partial(_hop, hop, total, self._axes, how)
         losses = self.degree * self.width / self.sharers

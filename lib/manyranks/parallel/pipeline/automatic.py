@@ -174,7 +174,8 @@ class _Rank:
     def take(self, kind: str, stage: int, now: float) -> None:
         self.actions.append(Action(kind, stage, self.done[kind, stage]))
         self.done[kind, stage] += 1
-        self.started, self.free = min(self.started, now), now + self.seconds[kind, stage]
+        self.started = min(self.started, now)
+        self.free = now + self.seconds[kind, stage]
         if kind == INPUT:
             self.waiting.append(stage)
         elif kind == WEIGHT:

@@ -117,9 +117,12 @@ def _moments(schedule: Schedule) -> list[list[tuple[float, bool, int]]]:
     for rank, items in enumerate(schedule.ranks):
         ends, row = iter(timeline.of(rank, COMPUTE)), []
         for item in items:
-            (kind, stage, _), *_ = actions = singles(item)
-            end = [next(ends).finished for _ in actions][-1]
-            row.append((end, kind == FORWARD, stage if kind == FORWARD else -stage))
+            actions = singles(item)
+            spans = [next(ends) for _ in actions]
+            kind, stage, _ = actions[0]
+            row.append(
+                (spans[-1].finished, kind == FORWARD, stage if kind == FORWARD else -stage)
+            )
         rows.append(row)
     return rows
 
@@ -143,10 +146,10 @@ class Mailbox:
                 batch = []
                 self._routes.specs[message] = self._agreed_spec(message)
             shape, dtype = self._routes.specs[message]
-            leaving = self._leaving.pop(message, None)
-            if leaving is None:
-                leaving = torch.empty(shape, dtype=dtype, device=self._device)
-            batch.append((message, leaving))
+            tensor = self._leaving.pop(message, None)
+            if tensor is None:  # it comes here
+                tensor = torch.empty(shape, dtype=dtype, device=self._device)
+            batch.append((message, tensor))
         self._start(batch)
 
     def take(self, message: Action) -> Tensor:

@@ -195,11 +195,12 @@ class _Step:
 
     def run(self, items: Iterable[Action | Pair]) -> None:
         """Works through the rank's items, with the messages that come between them."""
-        place = 0
-        for place, item in enumerate(items, 1):
-            self.mail.post(place - 1)
+        done = 0
+        for item in items:
+            self.mail.post(done)
             self.do(item)
-        self.mail.post(place)
+            done += 1
+        self.mail.post(done)
         self.mail.close()
 
     def do(self, item: Action | Pair) -> None:

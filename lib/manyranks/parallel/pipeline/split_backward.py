@@ -51,7 +51,7 @@ class SplitBackward:
     def input_gradient(
         self, output: Tensor | GradientEdge, grad: Tensor | None, x: Tensor | None
     ) -> Tensor | None:
-        """I. grad: of the output, None where that is a scalar.
+        """I. grad: of the output, None where that is a tensor with one number.
 
         x: the module's input, or None where nobody wants its gradient.
         Returns the gradient of x, None where the output does not depend on it.

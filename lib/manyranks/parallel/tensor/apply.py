@@ -83,14 +83,14 @@ def parallelize(
     place only or in two ways, on a rank that the mesh has not, and where the cut model
     differs from the whole one on the example.
     """
-    how = How(group_of(mesh, axis), **how).check()
-    whole = checks.Whole(model, example, how.group)
-    cutter = _Cutter(model, how)
+    cut_how = How(group_of(mesh, axis), **how).check()
+    whole = checks.Whole(model, example, cut_how.group)
+    cutter = _Cutter(model, cut_how)
     for pattern, style in styles.items():
         for name, module in matching(model, pattern):
             cutter.apply(name, module, style)
     cutter.check_tied()
-    cut = TensorParallel(model, how, cutter.cuts, cutter.vocabulary)
+    cut = TensorParallel(model, cut_how, cutter.cuts, cutter.vocabulary)
     whole.check(cut)
     return cut
 
@@ -111,8 +111,8 @@ class TensorParallel(Accumulating):
         self._copies = _copies(cuts, how.group)
         self._looks: dict[nn.Module, RemovableHandle] = {}
         self.watch()
-        self._runs = size(how.group) == 1
-        if self._runs:
+        self._has_run = size(how.group) == 1
+        if self._has_run:
             return
         saves(module, only_whole)
         cut = [p for name, p in module.named_parameters() if name in cuts]
@@ -129,7 +129,7 @@ class TensorParallel(Accumulating):
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         """Runs the module. Raises ValueError where the first pass fails, as by shapes."""
-        if self._runs and not self._looks:
+        if self._has_run and not self._looks:
             return self.module(*inputs, **named)
         if torch.compiler.is_compiling():  # see checks.eager
             return torch.compiler.disable(self._first)(*inputs, **named)
@@ -140,11 +140,11 @@ class TensorParallel(Accumulating):
             with checks.eager(self.module):
                 result = self.module(*inputs, **named)
         except Exception as error:
-            shapes = not self._runs and type(error) in checks.OF_SHAPES
+            shapes = not self._has_run and type(error) in checks.OF_SHAPES
             if shapes and (said := checks.failed(self, error)):
                 raise ValueError(said) from error
             raise
-        self._runs = True
+        self._has_run = True
         return result
 
     def watch(self) -> None:
@@ -154,7 +154,7 @@ class TensorParallel(Accumulating):
         self._in_part: set[str] = set()  # whole parameters on this rank's features only
         self._frozen: set[str] | None = None  # in that pass: its graph has not shown them
         looks = size(self.group) > 1 and not self.how.sequence_parallel
-        modules = self._holders() if looks else ()
+        modules = self._with_whole_parameters() if looks else ()
         self._looks = {m: m.register_forward_hook(self._look) for m in modules}
 
     def loss(self, logits_BSW: Tensor, targets_BS: Tensor, **options) -> Tensor:
@@ -235,7 +235,7 @@ class TensorParallel(Accumulating):
         """Counts the ranks that hold the same elements of a parameter."""
         return len(self.cuts[name].copies) if name in self.cuts else size(self.group)
 
-    def _holders(self) -> set[nn.Module]:
+    def _with_whole_parameters(self) -> set[nn.Module]:
         """The model, and its modules that have whole parameters of their own."""
         names = [
             n.rpartition(".")[0]

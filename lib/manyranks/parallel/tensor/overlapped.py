@@ -219,7 +219,8 @@ def regathered(
             raise RuntimeError("the input of a column-parallel layer was changed in place")
         if again is None:
             again, waiting = gather(unpack_outside(shard)), uses
-        whole, waiting = again, waiting - 1
+        whole = again
+        waiting -= 1
         again = whole if waiting else None  # the last product lets it go
         return whole.as_strided(*view)
 

@@ -184,7 +184,7 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
         return collectives.sent_bytes(self.operation, self.size, 1, self.n, self.algorithm, node=self.node)
 
     def where(self) -> str:
-        return f"{self.operation} by {self.algorithm}, {self.n:,} rank{'s' * (self.n != 1)}, {units.size(self.size)}"
+        return f"{self.operation} by {self.algorithm}, {self.n:,} rank{'s' if self.n != 1 else ''}, {units.size(self.size)}"
 
     def numbers(self) -> dict[str, str]:
         if self.n == 1:
@@ -290,7 +290,8 @@ class Grid:
         flat, (down, across) = np.ravel(counts), np.indices((rows, columns)).reshape(2, -1)
         boxes = np.stack((across / columns, (across + 1) / columns, down / rows, (down + 1) / rows), axis=1)
         middles, shades = boxes.reshape(-1, 2, 2).mean(axis=2), np.unique(flat)
-        self._cells.set_paths([joined(boxes[flat == count]) for count in shades] + [joined(boxes)] * (rows > 0))
+        grid = [joined(boxes)] if rows else []
+        self._cells.set_paths([joined(boxes[flat == count]) for count in shades] + grid)
         self._cells.set(facecolors=[*_SHADES(shades / most), (0, 0, 0, 0)], edgecolors=["none"] * len(shades) + ["#b0b0b0"])
         self._cells.set_linewidths([0] * len(shades) + [0.6])
         if rows:
@@ -327,7 +328,8 @@ class Sent:
 
     def update(self, sent: Sequence[int], least: float) -> None:
         """Shows the bytes of rank 0, 1, …, and the bytes that the busiest rank cannot do without."""
-        n, top, self._sent = len(sent), max(*sent, least, 1), sent
+        n, top = len(sent), max(*sent, least, 1)
+        self._sent = sent
         few = n <= MOST
         apart, each = (0.14, sent) if few else (0, sorted(sent, reverse=True))
         self._bars.set_verts(corners([((r + apart) / n, (r + 1 - apart) / n, 0, size / top) for r, size in enumerate(each)]))
@@ -361,7 +363,8 @@ class Times:
         """Shows these algorithms' seconds at SIZES, the chosen one on a band, and a mark at `at`, (bytes, seconds)."""
         heights = {name: 0.95 - 0.1 * place for place, name in enumerate(seconds)}
         for name, line in self._curves.items():
-            shown, wide = name in seconds, 2.6 if name == chosen else 1.2
+            shown = name in seconds
+            wide = 2.6 if name == chosen else 1.2
             line.set(data=(SIZES, seconds[name]) if shown else ([], []), linewidth=wide)
             self._samples[name].set(data=([0.02, 0.07, 0.12], [heights[name]] * 3) if shown else ([], []), linewidth=wide)
         self._band.set(data=(SIZES, seconds[chosen]), color=LOOKS[chosen][0])
@@ -387,7 +390,8 @@ class Knobs(Board):
         """Shows its round, or the last one."""
         total, drawn, last = now.steps, now.n <= MOST, min(now.step, now.steps)
         title = f"round {last} of {total}" if drawn else f"{total:,} rounds"
-        title += " on one ring" * (drawn and now.cluster.torus > 0 and now.algorithm == "ring")
+        if drawn and now.cluster.torus > 0 and now.algorithm == "ring":
+            title += " on one ring"
         self._circle.update(now.n, now.messages(last) if drawn else [], title if total else "no rounds")
         arrived = "chunks received, by sender" if now.operation == "all_to_all" else "chunks that have arrived"
         held = "ranks summed into each chunk" if now.operation in contents.ADDING else arrived

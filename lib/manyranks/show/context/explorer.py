@@ -57,9 +57,9 @@ class Shared(namedtuple("Shared", "model cluster seq cp tp causal layout variant
     def scenario(self) -> Scenario:
         """The step around it: causal, zigzag, ring-ulysses as a ring. Raises ValueError as bytes does and for too many GPUs."""
         self.bytes()
-        shape, variant = SHAPES[self.model], "ring" if self.variant == "ring-ulysses" else self.variant
+        variant = "ring" if self.variant == "ring-ulysses" else self.variant
         plan = Plan(cp=self.cp, tp=self.tp, seq=self.seq, context=variant, **MODELS[self.model])
-        return Scenario(shape, plan, clusters[self.cluster]).checked()
+        return Scenario(SHAPES[self.model], plan, clusters[self.cluster]).checked()
 
     @property
     def sizes(self) -> Sizes:

@@ -70,7 +70,8 @@ def homeward() -> style.Figure:
     held = {}
     for hop in range(1, _N + 1):
         blocks, home = [(rank - hop) % _N for rank in range(_N)], hop == _N
-        held["home" if home else f"hop {hop}"] = [[(f"K {k}", "gathered"), (f"dK {k}", "gradients")][home:] for k in blocks]
+        own = {"dK": "gradients"} if home else {"K": "gathered", "dK": "gradients"}
+        held["home" if home else f"hop {hop}"] = [[(f"{name} {k}", kind) for name, kind in own.items()] for k in blocks]
     return drawings.who_holds(held, height=1.2)
 
 
@@ -123,7 +124,7 @@ def _exchange(axes: Axes, x: float, side: float, title: str, n: int, before: Seq
         box(axes, (start + rank * each, y), each, high, rank, str(rank), 9)
     axes.annotate("", (start - 0.15, y + high / 2), (x + wide + 0.15, y + high / 2), arrowprops=_ARROW)
     axes.text(start - 0.5, y + high / 2 + 0.07, "all-to-all", fontsize=9, ha="center", va="bottom")
-    copied = ", copied" * (len(after) > len(before))
+    copied = ", copied" if len(after) > len(before) else ""
     for left, heads, said in ((x, before, "all heads, own tokens"), (start, after, f"own heads, all tokens{copied}")):
         axes.vlines([left + k * side for k in range(1, len(heads))], y, y + high, color="#666666", linestyle=":", linewidth=0.8)
         for place, head in enumerate(heads):
@@ -188,9 +189,10 @@ def mask(
         places, names = _numbers(owned, side / seq)
         narrow = len(places) == 1
         axes.set_xticks(places, names, ha="left" if narrow else "center")
-        axes.set_yticks(places, names, rotation=270 * narrow, va="top" if narrow else "center")
+        axes.set_yticks(places, names, rotation=270 if narrow else 0, va="top" if narrow else "center")
         said = [f"scores of each rank:\n{', '.join(map(str, work))}", f"slowest ÷ mean: {max(work) * _N / sum(work):.2f}"]
-        said += [f"hatched, for nothing: {nothing.sum()} of {sum(work)}"] * bool(nothing.any())
+        if nothing.any():
+            said.append(f"hatched, for nothing: {nothing.sum()} of {sum(work)}")
         axes.text(0, seq * 1.03, "\n".join(said), va="top", fontsize=8)
     return fig
 
@@ -231,10 +233,11 @@ def hops(layout: str) -> style.Figure:
     for axes, (rank, hop) in zip(panels, np.ndindex(_N, _N), strict=True):
         source, own = (rank - hop) % _N, share[rank, hop]
         _fill(axes, np.where(visible[np.ix_(owned == rank, owned == source)], source, np.nan))
-        axes.set_title(f"hop {hop}\n" * (rank == 0) + f"K,V {source}", fontsize=8, weight="normal", loc="center", pad=3)
+        above = f"hop {hop}\nK,V {source}" if rank == 0 else f"K,V {source}"
+        axes.set_title(above, fontsize=8, weight="normal", loc="center", pad=3)
         said = {0: "waits", 0.5: "½"}.get(own, f"{own:g}"), {0.5: "½"}.get(longest[hop], f"{longest[hop]:g}")
-        axes.set_xlabel("\nlasts ".join(said[: 1 + (rank == _N - 1)]), fontsize=8)
-        axes.set_ylabel(f"rank {rank}" * (hop == 0), fontsize=8, rotation=0, ha="right", va="center")
+        axes.set_xlabel("\nlasts ".join(said if rank == _N - 1 else said[:1]), fontsize=8)
+        axes.set_ylabel(f"rank {rank}" if hop == 0 else "", fontsize=8, rotation=0, ha="right", va="center")
         axes.spines[:].set_linewidth(2.4 if own == longest[hop] > shortest[hop] else 0.5)
     fig.suptitle(layout, fontsize=11, weight="bold")
     fig.supxlabel(f"together: {longest.sum():g} whole blocks; idle: {idle:.0%}", fontsize=9)

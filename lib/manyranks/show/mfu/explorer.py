@@ -119,8 +119,8 @@ class Used(
 
     @property
     def note(self) -> str:
-        stage = f"States are sharded as in ZeRO-{self.scenario.plan.zero}."
-        return stage + " In the strip and its curve, MFU is a share of the bf16 peak." * (self.precision != "bf16")
+        share = " In the strip and its curve, MFU is a share of the bf16 peak." if self.precision != "bf16" else ""
+        return f"States are sharded as in ZeRO-{self.scenario.plan.zero}.{share}"
 
     def limits(self) -> str:
         return self.limiting()[1]
@@ -145,7 +145,9 @@ class Used(
             said = f"compute: matmuls take {budget[part] / whole:.0%} of the step, the {longest.name} at {rate:.0%} of the peak"
         if other := self.faster(longest.name if part == "matmul" else part):
             said += f"; with {self.change(other)}: {units.three(1 / other.cost)} tokens/s per GPU"
-        return part, said + "; HFU is above 100% because it counts scores that flash attention skips" * (self.uses["HFU"] > 1)
+        if self.uses["HFU"] > 1:
+            said += "; HFU is above 100% because it counts scores that flash attention skips"
+        return part, said
 
     def code(self) -> str:
         lines = "best = kernels.peak(cluster.accelerator, plan.recipe.rate)\n"
@@ -243,7 +245,7 @@ class Utilisation(Board):
         for parts in FIVE.values():
             each = {name: spent[part] for part, (name, _) in parts.items()}
             seconds, longest = sum(each.values()), max(each, key=each.get)
-            most = f", {longest}" * (len(each) > 1)
+            most = f", {longest}" if len(each) > 1 else ""
             bars.append({"": begun} | each)
             texts.append(f"{units.duration(seconds)}, {seconds / whole:.1%}{most}" if seconds else "none")
             begun += seconds

@@ -85,8 +85,9 @@ def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = ()) -> style.F
         measured, said = point.flops_per_second is not None, units.flop_rate(y) if x else "moves memory"
         look = {"color": colour, "markerfacecolor": colour if measured else "white", "markersize": 7, "markeredgewidth": 1.6}
         look |= {"label": f"{k if x else '–'}  {point.name}: {units.short(x)}; {said}", "linestyle": "none", "zorder": 3}
-        listed += axes.plot([x] * bool(x), [y] * bool(x), marker, **look)
-        axes.vlines([x] * (measured and x > 0), y, roof.flops_per_second(x), colors=colour, linestyles=":", linewidth=1.2)
+        listed += axes.plot([x] if x else [], [y] if x else [], marker, **look)
+        below = [x] if measured and x > 0 else []
+        axes.vlines(below, y, roof.flops_per_second(x), colors=colour, linestyles=":", linewidth=1.2)
     if listed:
         fig.legend(handles=listed, loc="outside right upper", title="FLOP/byte; FLOP/s", fontsize=8, labelspacing=0.3)
     fig.draw_without_rendering()  # places the axes: which numbers would meet depends on it
@@ -166,7 +167,8 @@ def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str 
         if [*parts] != [*spent[0]] or any(not 0 <= x < inf for x in parts.values()) or not sum(parts.values()):
             raise ValueError(f"{name!r} has {parts}: give seconds of {', '.join(spent[0])}, 0 or more, not all of them 0")
     shown = [part for part in spent[0] if len(spent[0]) <= 5 or any(parts[part] for parts in spent)]
-    spent, longest = [{part: parts[part] for part in shown} for parts in spent], max(sum(parts.values()) for parts in spent)
+    longest = max(sum(parts.values()) for parts in spent)
+    spent = [{part: parts[part] for part in shown} for parts in spent]
     if len(names) > 4:
         looks = {name: look for name, *look in _looks(shown).values()}
         bars = {name: dict(zip(looks, parts.values(), strict=True)) for name, parts in zip(names, spent, strict=True)}

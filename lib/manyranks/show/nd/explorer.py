@@ -72,7 +72,7 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
         shape, given = _task(self.model, self.cluster, self.gpus, self.seq)
         dp, left = divmod(self.gpus, others := self.tp * self.cp * self.pp)
         if left or not dp:
-            on = f"on {self.gpus:,} GPU{'s' * (self.gpus > 1)}: lower TP, CP or PP, or use at least {others:,} GPUs"
+            on = f"on {self.gpus:,} GPU{'s' if self.gpus > 1 else ''}: lower TP, CP or PP, or use at least {others:,} GPUs"
             raise ValueError(f"TP {self.tp} × CP {self.cp} × PP {self.pp} = {others:,} ranks {on}")
         if self.batch % (once := dp * self.microbatch):
             multiple = f"a multiple of DP {dp:,} × b {self.microbatch} = {once:,}"
@@ -102,8 +102,11 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
     def link(self, axis: str) -> str:
         """The slowest link that a group of this axis uses; empty for one rank alone, and for no axis."""
         (size, stride), on = self.reaches.get(axis, (1, 1)), clusters[self.cluster]
+        if size == 1:
+            return ""
         level = on.level_of(0, (size - 1) * stride)
-        return on.levels[level].link.name + " between pods" * (level > 1) if size > 1 else ""
+        name = on.levels[level].link.name
+        return f"{name} between pods" if level > 1 else name
 
     def best(self) -> tuple[Found, ...]:
         """The planner's plans, the fastest first, only one for each TP, PP and EP, and among them the fastest that's checked;
@@ -134,17 +137,18 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
         return pipeline.WRITTEN.get(said, said)
 
     def where(self) -> str:
-        return f"{self.model} on {self.gpus:,} GPU{'s' * (self.gpus > 1)}, {self.cluster}, {degrees(self.scenario.plan)}"
+        return f"{self.model} on {self.gpus:,} GPU{'s' if self.gpus > 1 else ''}, {self.cluster}, {degrees(self.scenario.plan)}"
 
     def numbers(self) -> dict[str, str]:
-        plan, tokens = self.scenario.plan, {"tokens": f"{self.batch * self.seq / self.gpus:,.0f} per GPU"}
-        return tokens | {"micro-batches": f"{plan.microbatches:,}" + f" on {plan.stages} stages" * (self.pp > 1)}
+        plan, tokens = self.scenario.plan, f"{self.batch * self.seq / self.gpus:,.0f} per GPU"
+        stages = f" on {plan.stages} stages" if self.pp > 1 else ""
+        return {"tokens": tokens, "micro-batches": f"{plan.microbatches:,}{stages}"}
 
     def limits(self) -> str:
         if not self.fits:
             return self.memory("no single control helps: change two of them, or use more GPUs")
         part, time, layers = self.part, self.scenario.time, self.scenario.shape.layers
-        slots, stages = layers + 2 * time.plan.embedding_slots, self.pp * self.virtual
+        slots, stages = layers + (2 if time.plan.embedding_slots else 0), self.pp * self.virtual
         share, more = time.parts[part] / time.seconds, -(-slots // stages) * stages / slots - 1
         if more > max(MUCH, share):
             return (
@@ -152,7 +156,7 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
             )
         link = "" if part in ("bubble", "optimizer") else self.link(_ROW.get(part, ""))
         way = self.takes(part, units.duration)
-        return f"{STEP[part][0]}{f' on {link}' * bool(link)}, {share:.0%} of the step{way}"
+        return f"{STEP[part][0]}{f' on {link}' if link else ''}, {share:.0%} of the step{way}"
 
     def code(self) -> str:
         prints = {"tokens": "plan.tokens // plan.gpus, 'per GPU'", "micro-batches": "plan.microbatches"}
@@ -257,13 +261,10 @@ class Plans(Board):
             start, end = log2(stride), log2(size * stride)
             near, far = (min(max(log2(border), start), end) for border in (node, pod))
             bars.append(dict(zip(("", *_LINKS), (start, near - start, far - near, end - far), strict=True)))
-            texts.append(
-                f"{size:,}"
-                + f": {now.link(axis).partition(' b')[0]}" * (size > 1)
-                + f", {stride:,} apart" * (size > 1 < stride)
-            )
+            link = f": {now.link(axis).partition(' b')[0]}" if size > 1 else ""
+            texts.append(f"{size:,}{link}, {stride:,} apart" if size > 1 < stride else f"{size:,}{link}")
         row = list(_AXES).index(_ROW[now.part]) if now.part in _ROW else -9
-        pods = [(log2(pod), f"a pod: {pod:,}")] * (pod < now.gpus)
+        pods = [(log2(pod), f"a pod: {pod:,}")] if pod < now.gpus else []
         self._mesh.update(bars, texts, row, log2(max(now.gpus, node, 2)), (log2(node), f"a node: {node}"), others=pods)
 
     def _show_memory(self, now: Layout) -> None:
@@ -277,9 +278,8 @@ class Plans(Board):
     def _show_steps(self, rows: Sequence[tuple[str, Layout]], found: Sequence[Found]) -> None:
         times, sizes = zip(*((each.scenario.time, each.scenario.peak.total) for _, each in rows), strict=True)
         texts = [written(*each).replace("MFU ", "") for each in zip(times, sizes, strict=True)]
-        texts = [
-            f"{text}\n{bar(time)}{', too close to call' * _tied(time, found)}" for time, text in zip(times, texts, strict=True)
-        ]
+        close = [", too close to call" if _tied(time, found) else "" for time in times]
+        texts = [f"{text}\n{bar(time)}{tied}" for time, text, tied in zip(times, texts, close, strict=True)]
         self._steps.show(times, texts, 0, 3 * min(time.seconds for time in times))
         lines = [line for row, (text, _) in enumerate(rows) for line in apart(row, text)]  # a name has one or two
         self._names.update([(-0.008, y) for y, _ in lines], [line for _, line in lines])
@@ -294,15 +294,18 @@ class Plans(Board):
 
     def idle(self, **values) -> list[str]:
         """Controls that do nothing: a pipeline's without one, shards of nothing, experts that the model doesn't have."""
-        idle = ["schedule", "virtual"] * (values["pp"] == values["virtual"] == 1)
-        idle += ["dp_shard"] * (values["zero"] == 0 and values["dp_shard"] == ALL)
-        return idle + ["ep"] * (values["ep"] == 1 and not SHAPES[values["model"]].experts)
+        does_nothing = dict.fromkeys(("schedule", "virtual"), values["pp"] == values["virtual"] == 1)
+        does_nothing["dp_shard"] = values["zero"] == 0 and values["dp_shard"] == ALL
+        does_nothing["ep"] = values["ep"] == 1 and not SHAPES[values["model"]].experts
+        return [name for name, idle in does_nothing.items() if idle]
 
 
 def _beside(name: str, plan: Plan, own: str) -> str:
     """A plan's degrees, and what else of it isn't as in `own`."""
     others, plain = ", ".join(part for part in kept(plan).split(", ") if part not in own), name + degrees(plan)
-    return plain + ("\n" if len(plain + others) > _LETTERS else ", ") * bool(others) + others
+    if not others:
+        return plain
+    return plain + ("\n" if len(plain + others) > _LETTERS else ", ") + others
 
 
 def _checked(found: Sequence[Found]) -> Found | None:
@@ -326,14 +329,14 @@ def _said(now: Layout, found: Sequence[Found]) -> Said:
     if found:
         each = {"planner's best": found[0], "best checked": _checked(found), "rule of thumb": now.rule()}
         numbers = {name: f"{units.duration(one.seconds)}, {bar(one.time)}" if one else "none" for name, one in each.items()}
-        said = said._replace(numbers=said.numbers | numbers, limit=said.limit + _compared(now, found) * said.fits)
+        said = said._replace(numbers=said.numbers | numbers, limit=said.limit + (_compared(now, found) if said.fits else ""))
     return said
 
 
 def _compared(now: Layout, found: Sequence[Found]) -> str:
     """Compares with the planner's fastest, and says where this plan loses most; the planner doesn't try all values."""
     best, time = found[0].seconds, now.scenario.time
-    close = "; too close to call" * _tied(time, found)
+    close = "; too close to call" if _tied(time, found) else ""
     if now.cost <= _EQUAL * best:
         return f". {'Faster than' if now.cost * _EQUAL < best else 'As fast as'} the planner's best{close}"
     own = Found(now.scenario.plan, time, now.scenario.peak, found[0].time)

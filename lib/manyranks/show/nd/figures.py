@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, groupby
 from math import inf
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,11 @@ def mesh(mesh: Mesh, node: int = 8, axis: str = "tp") -> style.Figure:
     if mesh.ranks > _ROWS * node:
         raise ValueError(f"{mesh.ranks:,} ranks in nodes of {node}: a picture shows {_ROWS} nodes; groups() shows any mesh")
     least, *_, most = sorted(2 * [len({rank // node for rank in group}) for group in groups])
-    many, nodes = len(groups) > 1, f"on {most} nodes" if least == most else f"on {least} to {most} nodes"
-    where = "nothing to send" if mesh.size(axis) == 1 else "inside a node" if most == 1 else "each " * many + nodes
-    title = f"{NAMES[axis]}: {len(groups)} group{'s' * many} of {mesh.size(axis)}, {where}"
+    many = len(groups) > 1
+    nodes = f"on {most} nodes" if least == most else f"on {least} to {most} nodes"
+    nodes = f"each {nodes}" if many else nodes
+    where = "nothing to send" if mesh.size(axis) == 1 else "inside a node" if most == 1 else nodes
+    title = f"{NAMES[axis]}: {len(groups)} group{'s' if many else ''} of {mesh.size(axis)}, {where}"
     return _draw(mesh, min(node, mesh.ranks), list(_pieces(groups, node)), most > 1, title)
 
 
@@ -82,8 +85,9 @@ def _pieces(groups: Sequence[tuple[int, ...]], node: int) -> Iterator[tuple[int,
 
 def _draw(mesh: Mesh, node: int, pieces: list[tuple[int, list[int], int]], far: bool, title: str) -> style.Figure:
     """Draws a mesh, node by node. far: some links are between nodes."""
-    row = _HIGH + 0.14 + _LANE * (1 + max(lane for *_, lane in pieces)) + _GAP * far
-    top = 0.32 + -(-mesh.ranks // node) * row - _GAP * far
+    gap = _GAP if far else 0.0
+    row = _HIGH + 0.14 + _LANE * (1 + max(lane for *_, lane in pieces)) + gap
+    top = 0.32 + -(-mesh.ranks // node) * row - gap
     fig, axes = sheet(_WIDE, top + 0.4)
     corners = [(_LEFT + rank % node * _BOX, top - rank // node * row - _HIGH) for rank in range(mesh.ranks)]
     axes.text(0.1, top + 0.22, title, fontsize=11, fontweight="bold", va="center")
@@ -119,7 +123,7 @@ def _draw_links(axes: Axes, corners: Sequence[tuple[float, float]], pieces: Sequ
             axes.vlines(x, y, bottom, color=style.INK, linewidth=1.6)
             place = (x[0] + x[1]) / 2, y
         if place:
-            axes.text(*place, chr(ord("A") + group + 6 * (group > 25)), **_LETTER)
+            axes.text(*place, (ascii_uppercase + ascii_lowercase)[group], **_LETTER)
         last, start = group, (x[0], y)
 
 
@@ -160,7 +164,7 @@ def _used(mesh: Mesh, rank: int) -> dict[str, tuple[int, ...]]:
     for axis in (*reversed(mesh.order), *list(NAMES)[4:]):
         if mesh.size(axis) > 1:
             found.setdefault(mesh.group(axis, rank), []).append(axis)
-    return {NAMES[first] + ", EP" * ("ep" in others): group for group, (first, *others) in found.items()}
+    return {NAMES[first] + (", EP" if "ep" in others else ""): group for group, (first, *others) in found.items()}
 
 
 def _listed(group: Sequence[int], node: int) -> str:
@@ -186,7 +190,8 @@ def degrees(plan: Plan) -> str:
 
 def kept(plan: Plan) -> str:
     """Writes how a pipeline runs, what is sharded, b, and what is computed again: "ZB-V, ZeRO-1, b 2, recompute none"."""
-    turns = f"{pipeline.WRITTEN[plan.schedule]}{f' v {plan.virtual}' * (plan.virtual > 1)}, " * (plan.pp > 1)
+    virtual = f" v {plan.virtual}" if plan.virtual > 1 else ""
+    turns = f"{pipeline.WRITTEN[plan.schedule]}{virtual}, " if plan.pp > 1 else ""
     return f"{turns}ZeRO-{plan.zero}, b {plan.microbatch}, recompute {plan.recompute}"
 
 
@@ -238,7 +243,8 @@ def plans(found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the
 def written(time: StepTime, size: float) -> str:
     """Time and MFU of a step, and bytes of a GPU, with its memory where that's less: in two columns of Bars."""
     room = time.cluster.accelerator.memory
-    return f"{units.duration(time.seconds)}, MFU {time.mfu:.1%}|{units.size(size)}" + f" of {units.size(room)}!" * (size > room)
+    full = f" of {units.size(room)}!" if size > room else ""
+    return f"{units.duration(time.seconds)}, MFU {time.mfu:.1%}|{units.size(size)}{full}"
 
 
 def bar(time: StepTime) -> str:
@@ -264,8 +270,8 @@ def over_degrees(shape: ModelShape, plan: Plan, cluster: Cluster, of: str = MFU)
     Raises ValueError for another number, and for a plan that doesn't fit the shape or the cluster.
     """
     chosen, now = Named("number", DRAWN)[of][0], Scenario(shape, plan, cluster).cost
-    left_out = ["ep"] * (not shape.experts) + ["dp_shard"] * (plan.zero < 3)
-    names = [name for name in _PANELS if name not in left_out]
+    left_out = {"ep": not shape.experts, "dp_shard": plan.zero < 3}
+    names = [name for name in _PANELS if not left_out.get(name)]
     wide, high = 3.0, 0.35 + 1.7 * -(-len(names) // 3)
     fig = style.Figure(figsize=(3 * wide, high), layout="none")
     along = {name: _along(shape, plan, cluster, name) for name in names}
@@ -321,10 +327,11 @@ def layouts(named: Mapping[str, Sequence[Neighbour]]) -> style.Figure:
 def _beside(row: Neighbour, first: Neighbour) -> str:
     if row.time is None:
         return "not possible: " + textwrap.shorten(row.impossible, 40, placeholder=" …")
-    change = f" ({row.slower:+.0%})".replace("-", "−") if abs(row.slower) >= _SAME else " (as long)" * (row is not first)
+    same = "" if row is first else " (as long)"
+    change = f" ({row.slower:+.0%})".replace("-", "−") if abs(row.slower) >= _SAME else same
     size, again = written(row.time, row.peak.total).partition("|")[2], row.plan.recompute
     told = again != first.plan.recompute and not size.endswith("!")  # what doesn't fit has no room for more words, either
-    said = {"none": "", "full": ", recompute full"}.get(again, f", {again}") * told
+    said = {"none": "", "full": ", recompute full"}.get(again, f", {again}") if told else ""
     return f"{units.duration(row.time.seconds)}{change}|{size}{said}"
 
 
@@ -349,7 +356,8 @@ def twin(
     """
     numbers, quantities = map(len, (theory, measured, at or theory)), map(frozenset, (*theory, *measured))
     if len(set(numbers)) > 1 or len(set(quantities)) != 1:
-        given = f"{len(theory)} ranks in theory, {len(measured)} measured" + f", {len(at)} places" * bool(at)
+        places = f", {len(at)} places" if at else ""
+        given = f"{len(theory)} ranks in theory, {len(measured)} measured{places}"
         raise ValueError(f"{given}: give as many of each, 1 or more, with the same quantities")
     pairs = list(zip(theory, measured, strict=True))
     shown = [name for name in theory[0] if any(each[name] for each in (*theory, *measured))]
@@ -358,8 +366,10 @@ def twin(
     for row, (a, b) in zip(rows, pairs, strict=True):
         row += [b[name] if a[name] == b[name] else f"{b[name]:,} ≠ {a[name]:,}" for name in shown]
     sums = {"all, theory": lambda a, b: a, "all, measured": lambda a, b: b, "difference": lambda a, b: abs(b - a)}
-    rows += [[said, *[""] * bool(at), *(sum(of(a[n], b[n]) for a, b in pairs) for n in shown)] for said, of in sums.items()]
-    return table(["rank", *["at"] * bool(at), *shown], rows)
+    rows += [
+        [said, *([""] if at else []), *(sum(of(a[n], b[n]) for a, b in pairs) for n in shown)] for said, of in sums.items()
+    ]
+    return table(["rank", *(["at"] if at else []), *shown], rows)
 
 
 _CURVES, _LOWEST = 8, 1e-3  # curves, and a ratio
@@ -397,7 +407,8 @@ def tokens(curves: Mapping[str, Sequence[Balance]], checks: Mapping[str, Check] 
                     axes.plot([at], [1], look, color=line.get_color(), markersize=9, markeredgewidth=2)
     axes.axhline(1, color=style.INK, linewidth=1.2)
     said = "above 1: communication-bound; below 1: compute-bound"
-    said += "\n● step.estimate crosses 1, ❙ the closed form does" * bool(checks)
+    if checks:
+        said += "\n● step.estimate crosses 1, ❙ the closed form does"
     axes.text(0.99, 0.99, said, fontsize=9, ha="right", va="top", transform=axes.transAxes)
     fig.set_size_inches(9.2, 4.4)
     ordered = sorted(lines, key=lambda name: -curves[name][-1].ratio)  # as they end from above
@@ -409,4 +420,4 @@ def _label(name: str, check: Check, least: float) -> str:
     below, above = f"below {least:,} tokens", "always above 1"
     both = check.real, check.formula
     real, closed = (above if at == inf else f"{at:,.0f} tokens" if at >= least else below for at in both)
-    return f"{name}: {real}" + f"\n(closed form: {closed})" * (closed != real)
+    return f"{name}: {real}" if closed == real else f"{name}: {real}\n(closed form: {closed})"

@@ -137,13 +137,13 @@ class Tile(NamedTuple):
     @property
     def forward(self) -> int:
         """The scores, queries, what is found in this pair and what was found before."""
-        found = self.cut or self.many
+        found = 1 if self.cut or self.many else 0
         return self.scores + (2 + found) * self.rows + (4 + found) * self.row + self.keys + self.mask
 
     def backward(self, itemsize: int, exact: int) -> int:
         """The scores' shares and their gradients, queries, their gradient and that of the output."""
-        copied = self.cut or itemsize != exact
-        return 2 * self.scores + (2 + copied) * self.rows + 2 * self.cut * self.row + self.keys
+        rows = 3 if self.cut or itemsize != exact else 2
+        return 2 * self.scores + rows * self.rows + (2 * self.row if self.cut else 0) + self.keys
 
 
 def _forward(one: Sizes, itemsize: int, exact: int, tile: Tile) -> list[Peak]:
@@ -158,13 +158,15 @@ def _backward(one: Sizes, itemsize: int, exact: int, tile: Tile) -> list[Peak]:
     own, places, block = _held(one, itemsize)
     queries, grad = exact * one.queries, 2 * exact * one.keys
     output = 2 * itemsize * one.queries + 2 * exact * _rows(one)  # o and its gradient, lse, and what a row's gradients share
-    other, rounded = (block if one.n > 1 else 0), itemsize != exact
+    other = block if one.n > 1 else 0
+    rounded = itemsize != exact
     travelling = buffers(0, grad, one.n) or grad
-    rounding = rounded * itemsize * one.queries
-    beginning = Peak(own, places, output - exact * _rows(one) + (1 + rounded) * queries, 0, 0, 0, 0)
+    rounding = itemsize * one.queries if rounded else 0
+    beginning = Peak(own, places, output - exact * _rows(one) + (2 if rounded else 1) * queries, 0, 0, 0, 0)
     at_work = Peak(own, places, output + queries, block, other, travelling, tile.backward(itemsize, exact))
     last_message = Peak(own, places, output + queries, block, other, 3 * grad if one.n > 1 else grad, 0)
-    end = Peak(own, places, output + queries + rounding, block, 0, min(one.n, 2) * grad + rounded * block, 0)
+    sent = min(one.n, 2) * grad + (block if rounded else 0)
+    end = Peak(own, places, output + queries + rounding, block, 0, sent, 0)
     return [beginning, at_work, last_message, end]
 
 

@@ -157,8 +157,8 @@ def ulysses(
 
 def _counted(variant: str, one: Sizes, read: int, itemsize: int, accumulating: int | None, hops: int | None = None) -> Passes:
     """Counts the bytes of a variant's messages. read: key/value heads that a rank sends in Ulysses."""
-    sums, read = gradient_size(itemsize, accumulating), one.shard * read * one.head_size
-    return counted(messages(variant, one.n, one.queries, 2 * one.keys, read, itemsize, sums, hops), one.n)
+    sums, read_elements = gradient_size(itemsize, accumulating), one.shard * read * one.head_size
+    return counted(messages(variant, one.n, one.queries, 2 * one.keys, read_elements, itemsize, sums, hops), one.n)
 
 
 def read_heads(heads: int, kv_heads: int, n: int) -> int:

@@ -163,7 +163,7 @@ def _pass(
         scores = masks.totals(masks.work(one.seq, one.n, *mask))
         whole = seconds.compute[0] - constants.overhead
         numbers, route = 2 * one.n * one.keys, cluster.route(one.n, stride)
-        sizes = (HALF, SUMS)[: 1 + backward]  # keys and values before, and backward their gradients after
+        sizes = (HALF, SUMS) if backward else (HALF,)  # keys and values before, and backward their gradients after
         gathers = [network.gather(route, size * numbers, constants) for size in sizes]
         return Pass.of([[constants.overhead + whole * each / sum(scores)] for each in scores], (0.0,), *gathers)
     scores = masks.work(ring.seq, ring.n, *mask)

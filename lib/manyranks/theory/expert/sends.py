@@ -106,7 +106,7 @@ def one_hop(routing: Routing, experts: int, hidden: int, itemsize: int = 2, etp:
     if etp == 1:
         return Sends(n, each[:3], each[3:])
     came = [hidden * itemsize * sum(column) for column in zip(*there, strict=True)]
-    gathered = [[came[r] * (groups[1][r] == groups[1][s]) for s in range(n)] for r in range(n)]
+    gathered = [[came[r] if groups[1][r] == groups[1][s] else 0 for s in range(n)] for r in range(n)]
     cut = _there_and_back(SLICES, _frozen(gathered), told, groups[1])
     return Sends(n, each[:2] + cut[:3] + each[2:3], each[3:4] + cut[3:] + each[4:])
 
@@ -170,7 +170,7 @@ def inside_rows(routing: Routing, experts: int, nodes: int) -> Matrix:
 def _outer(first: Matrix, row: int, gates: int, choices: int, nodes: int) -> tuple[Sends, Sends]:
     """Lists what travels between nodes, there and back. Every rank tells the others at its place how many copies come."""
     e, there = len(first), _times(first, row)
-    told = [[INDEX * (r % (e // nodes) == s % (e // nodes)) for s in range(e)] for r in range(e)]
+    told = [[INDEX if r % (e // nodes) == s % (e // nodes) else 0 for s in range(e)] for r in range(e)]
     forward = Exchange("copies to come", _frozen(told)), Exchange("copies", there)
     forward += Exchange("gates", _times(first, gates)), Exchange("choices", _times(first, choices))
     backward = Exchange("gates' gradients", _turned(_times(first, gates))), Exchange("copies' gradients", _turned(there))
@@ -186,7 +186,7 @@ def _inner(second: Matrix, row: int, experts: int, nodes: int) -> Sends:
 
 def _there_and_back(names: Sequence[str], there: Matrix, told: int, group: list[int]) -> tuple[Exchange, ...]:
     """Lists exchanges in groups side by side: `told` bytes of counts to each rank, rows and results; gradients of both."""
-    counts = [[told * (mine == other) for other in group] for mine in group]
+    counts = [[told if mine == other else 0 for other in group] for mine in group]
     each = (_frozen(counts), there, _turned(there), there, _turned(there))
     return tuple(Exchange(*one) for one in zip(names, each, strict=True))
 

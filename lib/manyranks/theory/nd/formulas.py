@@ -71,7 +71,8 @@ def formula(axis: str, shape: ModelShape, cluster: Cluster, degree: int, constan
         return _pipeline(axis, shape, route, constants, rate)
     linear, attention = _flops(shape)
     if axis == "cp":  # one sequence of N·T tokens
-        linear, attention = 0.0, degree * attention
+        linear = 0.0
+        attention *= degree
     if axis == "tp":
         linear += _copied(shape, degree)
     return Formula(linear / rate, attention / rate, *_sent(axis, shape, route, constants))
@@ -163,7 +164,7 @@ def _stage_flops(shape: ModelShape, p: int) -> list[float]:
     head = 3 * flops.forward(shape, 0).head
     linear, attention = _flops(shape)
     layer = (linear + attention * MICROBATCH - head) / shape.layers
-    return [stage.layers * layer + stage.head * head for stage in stages.deal(shape, p)]
+    return [stage.layers * layer + stage.head * head for stage in stages.deal_stages(shape, p)]
 
 
 def _bandwidth(link: Link, constants: Constants) -> float:

@@ -16,8 +16,8 @@ from manyranks.theory import checks, sharding
 from manyranks.theory.architecture import ModelShape, Tensor, parameters_of
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import Plan
-from manyranks.theory.sharding import Holding
-from manyranks.theory.stages import Stage, deal, stages_of
+from manyranks.theory.sharding import HeldBytes
+from manyranks.theory.stages import Stage, deal_stages, stages_of
 
 At = Mapping[str, int] | None
 COORDINATES = ("pp", "dp", "cp", "tp")
@@ -112,7 +112,7 @@ def unplaced(plan: Plan) -> str:
 
 def own_stages(shape: ModelShape, plan: Plan, pp: int) -> dict[int, Stage]:
     """A pipeline rank's stages, by number."""
-    dealt = deal(shape, plan.stages, plan.embedding_slots)
+    dealt = deal_stages(shape, plan.stages, plan.embedding_slots)
     return {stage: dealt[stage] for stage in stages_of(pp, plan.pp, plan.stages, plan.schedule)}
 
 
@@ -121,7 +121,8 @@ def parts(shape: ModelShape, plan: Plan, at: At = None) -> list[Part]:
     check(shape, plan)
     found, own = [], own_stages(shape, plan, coordinates(plan, at)["pp"])
     ends = sum(stage.embedding + stage.head for stage in own.values())  # on this rank, of the two that share a tied matrix
-    rows, copies = sharding.shard(shape.vocab, plan.tp), 3 - ends if shape.tied else 1
+    rows = sharding.shard(shape.vocab, plan.tp)
+    copies = 3 - ends if shape.tied else 1
     vocabulary = Parameter(rows * shape.hidden, Kind(True, copies=copies))
     for number, stage in own.items():
         if stage.embedding:
@@ -147,7 +148,8 @@ def _layer(shape: ModelShape, plan: Plan, moe: bool) -> tuple[Parameter, ...]:
 
 def _on_rank(tensors: list[Tensor], shape: ModelShape, plan: Plan, expert: bool = False) -> tuple[Parameter, ...]:
     t = plan.tp
-    owners, summed = max(1, t // shape.kv_heads), t if plan.sequence_parallel else 1
+    owners = max(1, t // shape.kv_heads)
+    summed = t if plan.sequence_parallel else 1
     over = {"slices": (1, 1), "heads": (owners, owners), "whole": (summed, t)}
     return tuple(Parameter(one.on_rank(t, shape.kv_heads), Kind(one.decays, expert, *over[one.cut])) for one in tensors)
 
@@ -200,7 +202,7 @@ def owned(row: Row, plan: Plan, at: At) -> list[int]:
     return sharding.owned([p.elements for p in row.parameters], row.shards, place(row, plan, at))
 
 
-def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> Holding:
+def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> HeldBytes:
     """Parameters, gradients, masters and AdamW's two moments of the rank at these coordinates, after backward.
 
     at: as Mesh.coordinates gives them, all 0 by default. Where plan.precision has less than 4 bytes a parameter, masters,
@@ -209,7 +211,7 @@ def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> Holding:
     """
     size = plan.recipe.parameters
     wide = max(4, size)
-    each = {"parameter": size, "gradient": size, "master": wide * (size < wide), "states": (wide, wide), "counter": 4}
+    each = {"parameter": size, "gradient": size, "master": wide if size < wide else 0, "states": (wide, wide), "counter": 4}
     if plan.zero == 3 and size < wide:  # units are made of the masters
         each |= {"parameter": 0, "gradient": wide}
     if plan.zero == 0:
@@ -219,7 +221,7 @@ def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> Holding:
     for row in rows(shape, plan, at, size):
         own = {"rank": place(row, plan, at), "tensors": len(row.parameters)} if plan.zero == 3 else {}
         found.append(sharding.held([row.elements], row.shards, plan.zero, **each, **own))
-    return Holding(*map(sum, zip(*found, strict=True)))
+    return HeldBytes(*map(sum, zip(*found, strict=True)))
 
 
 def _row(elements: int, kind: Kind, plan: Plan) -> Row:

@@ -71,8 +71,9 @@ def _shards(dp: int) -> int:
 def regime(plan: Plan, cluster: Cluster) -> str:
     """The axes that a plan uses, from the inside out, as "TP in the node + PP + DP"; "DP" has ZeRO-0, 1 or 2."""
     node = cluster.node
-    named = [f"TP {_where(plan.tp, node)}"] * (plan.tp > 1) + ["CP"] * (plan.cp > 1)
-    named += [f"EP {_where(plan.expert_tp * plan.ep, node)}"] * (plan.ep > 1) + ["PP"] * (plan.pp > 1)
+    degrees = {f"TP {_where(plan.tp, node)}": plan.tp, "CP": plan.cp}
+    degrees |= {f"EP {_where(plan.expert_tp * plan.ep, node)}": plan.ep, "PP": plan.pp}
+    named = [name for name, degree in degrees.items() if degree > 1]
     if plan.dp * plan.cp > 1 and plan.zero == 3:
         named.append("HSDP" if plan.shards < plan.dp * plan.cp else "FSDP")
     elif plan.dp > 1:

@@ -90,14 +90,17 @@ def _tensor(run: _Run) -> Calls:
     sizes = run.tokens, shape.hidden, plan.tp, plan.sequence_parallel and plan.tp > 1, plan.regather, run.itemsize, run.at["tp"]
     for stage in run.stages.values():
         blocks = (2 * stage.dense + stage.moe) * tensor.block(*sizes)
-        total += stage.embedding * tensor.embedding(*sizes).both + _with_again(run, blocks)
-        total += stage.head * (tensor.head(*sizes) + tensor.loss(run.tokens, plan.tp, run.wide, run.at["tp"])).both
+        total += _with_again(run, blocks)
+        if stage.embedding:
+            total += tensor.embedding(*sizes).both
+        if stage.head:
+            total += (tensor.head(*sizes) + tensor.loss(run.tokens, plan.tp, run.wide, run.at["tp"])).both
     return plan.microbatches * total
 
 
 def _with_again(run: _Run, layers: Passes) -> Calls:
     """Full recomputation says again what forward has said."""
-    return layers.both + (run.plan.recompute == "full") * layers.forward
+    return layers.both + layers.forward if run.plan.recompute == "full" else layers.both
 
 
 def _finish(run: _Run, rows: list[Row]) -> Calls:
@@ -174,11 +177,14 @@ def _gathers(run: _Run, row: Row) -> int:
     """Counts how often a unit comes in a step. A forward leaves a stage's last unit, so that a backward which follows finds it;
     the next forward frees it first, unless it begins with it. An I leaves all units until the next W. A forward gathers a tied
     embedding a second time, for the head."""
-    gathered, left_by = row.tied * run.orders[row.stage].count("F"), ""
-    for kind in run.orders[row.stage]:
+    order = run.orders[row.stage]
+    gathered = order.count("F") if row.tied else 0
+    left_by = ""
+    for kind in order:
         if kind == left_by == "F" and not row.alone:
             left_by = ""
-        gathered += kind != "W" and not left_by
+        if kind != "W" and not left_by:
+            gathered += 1
         left_by = kind if kind == "I" or (kind == "F" and row.last) else ""
     return gathered
 

@@ -9,7 +9,7 @@ from math import prod
 
 from manyranks.theory import checks
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import Plan, unread
+from manyranks.theory.plan import Plan, why_no_ulysses
 
 AXES = ("pp", "dp", "cp", "tp")  # where two are equally small, the first of them grows: only p > 2 has stages in the middle
 _VOCAB = 256  # a token for each byte
@@ -134,7 +134,7 @@ def _shape(shape: ModelShape, plan: Plan, small: Plan) -> ModelShape:
         hidden,
         scaled(shape.ffn),
         heads,
-        _VOCAB + (shape.vocab % plan.tp > 0),
+        _VOCAB + 1 if shape.vocab % plan.tp else _VOCAB,
         kv_heads,
         tied=shape.tied and not _must_untie(shape, small),
         **options,
@@ -153,17 +153,17 @@ def _heads(shape: ModelShape, plan: Plan, small: Plan) -> tuple[int, int]:
 
 
 def _unread(heads: int, kv_heads: int, plan: Plan) -> str:
-    return unread(ModelShape("heads", 1, heads, 1, heads, 1, kv_heads), plan.tp, plan.cp)
+    return why_no_ulysses(ModelShape("heads", 1, heads, 1, heads, 1, kv_heads), plan.tp, plan.cp)
 
 
 def _layers(shape: ModelShape, plan: Plan, small: Plan) -> int:
-    slots = 2 * plan.embedding_slots
+    slots = 2 if plan.embedding_slots else 0
     each, larger = divmod(shape.layers + slots, plan.stages)
     few = small.stages <= 4 or slots
     found = small.stages * (2 if each > 1 and few else 1) - slots
     if larger:
         found += min(small.stages - 1, max(1, round(larger / plan.stages * small.stages)))
-    return max(found, 1 + (0 < shape.dense_layers < shape.layers))
+    return max(found, 2 if 0 < shape.dense_layers < shape.layers else 1)
 
 
 def _experts(shape: ModelShape, small: Plan, layers: int) -> dict[str, int]:
@@ -201,7 +201,8 @@ def _kept(shape: ModelShape, plan: Plan, small: Plan) -> dict[str, str]:
         kept["data"] = "replicas × shards"
     if plan.pp > 1:
         kept |= {"schedule": plan.schedule} if plan.schedule == small.schedule else {}
-        even = (shape.layers + 2 * plan.embedding_slots) % plan.stages == 0
+        slots = 2 if plan.embedding_slots else 0
+        even = (shape.layers + slots) % plan.stages == 0
         kept["stages"] = "even" if even else "some have a layer more"
         kept["stages"] += ", embedding and head count as layers" if plan.embedding_slots else ""
     if plan.cp > 1:

@@ -91,7 +91,12 @@ def confidence(time: StepTime) -> Checked:
     """
     if time.constants != DEFAULT:
         return Checked(0, f"no published run with {time.constants}")
-    return of_kind(_kind(time.shape, time.plan, time.cluster))
+    return of_plan(time.shape, time.plan, time.cluster)
+
+
+def of_plan(shape: ModelShape, plan: Plan, cluster: Cluster) -> Checked:
+    """Returns what published runs say of a plan's step, which its seconds don't decide."""
+    return of_kind(_kind(shape, plan, cluster))
 
 
 @functools.lru_cache(maxsize=65536)

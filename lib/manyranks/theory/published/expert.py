@@ -7,7 +7,6 @@ from typing import NamedTuple
 from manyranks.theory import communicate, compute, data_parallel, memory, pace, pipeline, published, stages, states, step
 from manyranks.theory.memory import Peak
 from manyranks.theory.pace import Both
-from manyranks.theory.pipeline import Actions
 from manyranks.theory.plan import Plan
 from manyranks.theory.published import steps
 from manyranks.theory.step import StepTime
@@ -71,27 +70,22 @@ def _named(work: Iterable[float], whole: float) -> dict[str, float]:
 def _work(time: StepTime, rank: int) -> Work:
     plan, p = time.plan, time.plan.pp
     each = pace.of_ranks(time.shape, plan, time.cluster, time.constants)
-    both = each[rank], each[p - 1 - rank]
+    earlier, later = both = each[rank], each[p - 1 - rank]
     often = pipeline.dualpipe_actions(p, plan.microbatches, rank)
-    return Work(*_passes(often, *both), _update(time, rank))
-
-
-def _passes(often: Actions, earlier: Both, later: Both) -> tuple[float, ...]:
-    both = earlier, later
     forward = sum(n * each.forward.seconds for n, each in zip(often.F, both, strict=True))
     backward = sum(n * each.backward.seconds for n, each in zip(often.B, both, strict=True))
     backward += sum(n * (each.backward.seconds - each.weight) for n, each in zip(often.I, both, strict=True))
     weight = sum(n * each.weight for n, each in zip(often.W, both, strict=True))
     paired = (Both(earlier.forward, later.backward), Both(later.forward, earlier.backward))
     pairs = sum(n * pace.hide_experts(pair).seconds for n, pair in zip(often.pairs, paired, strict=True))
-    return forward, backward, weight, pairs
+    return Work(forward, backward, weight, pairs, _update(time, rank))
 
 
 def _update(time: StepTime, rank: int) -> float:
     """Gradients and parameters travel with nothing to hide behind, beside the optimizer."""
-    held = states.hold(stages.dealt(time.shape, time.plan.layout))
+    held = states.hold(stages.deal(time.shape, time.plan.layout))
     rows = states.rows(held, time.shape, time.plan)
-    timed = communicate.timed(rows, compute.place(time.cluster, time.constants))
+    timed = communicate.timed(rows, compute.speeds(time.cluster, time.constants))
     alone = [(held.ranks[rank], 0.0, 0.0)]
     (sent,) = data_parallel.exposed(time.plan, time.cluster, time.constants, rows, timed, alone)
     return sent + time.optimizer
