@@ -28,6 +28,7 @@ myst_links_external_new_tab = False
 suppress_warnings = ["myst.header"]  # a lab may go from ## to ####
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
+python_trailing_comma_in_multi_line_signatures = False
 toc_object_entries = False  # 1,000 names, made ready for the contents of every page
 copybutton_selector = "div.cell_input div.highlight pre, div.highlight-python pre, div.highlight-default pre"
 

@@ -211,8 +211,10 @@ def _made_with(home: Module, node: ast.ClassDef) -> str:
 
 
 def _field(home: Module, node: ast.AnnAssign) -> str:
-    default = f" = {home.source(node.value)}" if node.value else ""
-    return f"{node.target.id}: {home.written(node.annotation)}{default}"
+    value = node.value
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":  # of a dataclass: most say what its repr leaves out
+        value = next((each.value for each in value.keywords if each.arg == "default"), None)
+    return f"{node.target.id}: {home.written(node.annotation)}{f' = {home.source(value)}' if value else ''}"
 
 
 def _signature(home: Module, node: Function) -> str:

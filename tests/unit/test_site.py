@@ -9,6 +9,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from tests.conftest import ROOT
 
+PAGES = sorted((ROOT / "docs" / "pages").glob("*.md"))
+
 
 @pytest.fixture(scope="module")
 def build():
@@ -75,8 +77,19 @@ def test_what_needs_a_kernel_or_the_site_has_itself_is_gone(build):
 
 def test_every_page_of_the_repository_is_in_the_index():
     listed = (ROOT / "docs" / "pages" / "index.md").read_text()
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md"), *(ROOT / "notebooks").glob("[a-z]*.ipynb")]
+    pages = [*ROOT.glob("*.md"), *PAGES, *(ROOT / "notebooks").glob("[a-z]*.ipynb")]
     assert {page.stem for page in pages if page.stem not in listed} == {"index"}
+
+
+INCLUDED = [(path, part) for path in PAGES for part in path.read_text().split("{include} README.md")[1:]]
+
+
+@pytest.mark.parametrize(("path", "part"), INCLUDED, ids=[path.stem for path, _ in INCLUDED])
+def test_what_a_page_takes_from_the_readme_is_there(path, part):
+    begins, ends = (re.search(rf':{word}: "(.+)"', part)[1] for word in ("start-after", "end-before"))
+    _, there, rest = (ROOT / "README.md").read_text().partition(begins)
+    assert there
+    assert ends in rest
 
 
 def test_every_public_name_is_in_the_reference(reference, tmp_path):
