@@ -16,15 +16,12 @@ author = "the authors of Many Ranks"
 root_doc = "index"
 extensions = ["myst_nb", "sphinx_copybutton", "sphinxext.opengraph", "sphinx_sitemap", "notfound.extension"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
-exclude_patterns = []
-needs_sphinx = "9.0"
 
 nb_execution_mode = "off"  # pages show what was stored
 nb_merge_streams = True
 nb_ipywidgets_js = {}
-myst_enable_extensions = ["colon_fence", "dollarmath", "fieldlist", "html_image"]
+myst_enable_extensions = ["dollarmath", "html_image"]
 myst_heading_anchors = 6
-myst_links_external_new_tab = False
 suppress_warnings = ["myst.header"]  # a lab may go from ## to ####
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
@@ -47,12 +44,11 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_context = {"default_mode": "auto"}
-templates_path = []
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
 
 ogp_site_url = ADDRESS
 ogp_site_name = project
-ogp_image = "docs/gallery/chapter_10_explorer.png"
+ogp_image = "_images/chapter_10_explorer.png"
 ogp_social_cards = {"enable": False}  # they need matplotlib
 sitemap_url_scheme = "{link}"
 sitemap_show_lastmod = False
