@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test test-all test-strict test-gpu labs lint pyodide notebooks exercises gallery bench site site-test wheel clean
+.PHONY: lab venv test test-all test-strict test-gpu labs lint types pyodide notebooks exercises gallery bench site site-test wheel clean
 
 FIRST := notebooks/00_start_here.ipynb
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
@@ -25,7 +25,7 @@ TESTS    = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --n
 test: lint ## lint, then the tests, with every lesson executed and compared: eight minutes on two cores
 	$(TESTS) $(LESSONS) tests --ignore tests/cluster
 
-test-all: lint test-strict ## the labs as well, all numbers of ranks, all pairs of axes, every wrong answer, every solution judged apart
+test-all: lint types test-strict ## the labs as well, all numbers of ranks, all pairs of axes, every wrong answer, every solution judged apart
 	$(TESTS) -m '' $(LABS) $(LESSONS) tests --ignore tests/cluster
 	$(BIN)/python -m pytest -m '' tests/cluster
 
@@ -42,6 +42,9 @@ labs: $(VENV)/.installed-test ## every lab executed and compared
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test ## what a type checker says of the library to its readers; half a minute the first time
+	$(BIN)/mypy
 
 pyodide: $(VENV)/.installed-test ## Python for browsers, in which a test runs theory; needs npm, and Node 18 or later to run
 	npm install --no-save --no-audit --no-fund --loglevel error --prefix $(VENV) pyodide@314.0.7

@@ -1,4 +1,4 @@
-"""What every test can use: worlds, and the means to see that no process is left."""
+"""Fixtures for every test: worlds, and the means to see that no process is left."""
 
 import gc
 import os
@@ -62,7 +62,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Without Triton, tests that run kernels are skipped.
 
-    Of a test that is marked `few(n)`, n of its parameters run in `make test`, evenly spread; `make test-all` has all."""
+    If a test is marked `few(n)`, `make test` runs n of its parameters, evenly spread; `make test-all` runs all."""
     groups: dict[tuple, list] = {}
     for item in items:
         if not TRITON and item.path.name in RUN_KERNELS and "kernels" in item.nodeid:

@@ -1,4 +1,4 @@
-"""CPU-seconds of each group of tests, with those of the ranks and kernels that they start; printed at the end of a run.
+"""CPU-seconds of each group of tests, with the ranks and kernels that they start; printed at the end of a run.
 
 `make test` may take 900 of them on a machine that runs an empty loop of ten million turns in 0.25 s.
 A plugin: pytest loads it whatever is tested (conftest.py in the root folder names it).

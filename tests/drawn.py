@@ -1,4 +1,4 @@
-"""What a reader sees of a figure, read off its artists: parts that are named by gid or label, boxes, and short texts."""
+"""Things a figure shows, read off its artists: parts that are named by gid or label, boxes, and short texts."""
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -22,7 +22,7 @@ def boxes(axes: Axes, name: str) -> np.ndarray:
 
 
 def widths(axes: Axes) -> list[list[float]]:
-    """For each row of bars that are drawn by parts, those of its parts that are not 0, from left to right."""
+    """For each row of bars that are drawn by parts, its parts that are not 0, from left to right."""
     rows: dict[int, list] = {}
     for part in (patch for patch in axes.patches if type(patch) is PathPatch):
         for left, right, top, bottom in boxes(axes, part.get_label()):

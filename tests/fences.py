@@ -1,4 +1,4 @@
-"""What strangers try on their ranks, in Python, and what they must not reach. _FILE_, _UNIX_, _PORT_, _PID_ are put in."""
+"""Things that strangers try on their ranks, in Python, and must not reach. _FILE_, _UNIX_, _PORT_, _PID_ are put in."""
 
 OUTSIDE = {
     "chmod": "os.chmod(_FILE_, 0)",

@@ -1,4 +1,4 @@
-"""What every explorer says when it opens, and at each of its buttons: said.json, for unit and browser tests.
+"""The words of every explorer when it opens, and at each of its buttons: said.json, for unit and browser tests.
 
 `python -m tests.said` writes it anew. Look at the difference: each change is one that a reader sees.
 """

@@ -1,8 +1,8 @@
 """NCCL's rules, on gloo and without a GPU: a transport for tests that refuses what NCCL would not carry.
 
     no tags            a message that has one is refused, and so is a receive from anyone
-    one queue a group  a group's collectives and batched messages run one after the other, in the order in which they were
-                       issued; a batch runs as one. Other messages have a queue for each pair of ranks: a message that nobody
+    one queue a group  a group's collectives and batched messages run one after the other, in the order of the calls;
+                       a batch runs as one. Other messages have a queue for each pair of ranks: a message that nobody
                        receives holds up those behind it
     one collective     what ranks of a group issue as their next collective has to be the same, with as many elements
     streams            until a call is waited for, its outputs are NaN, and its inputs are its own: who reads outputs early
@@ -45,7 +45,7 @@ class BrokenRule(RuntimeError):
 
 
 class _Op:
-    """One call. pairs: the caller's tensors with those of the queue; outputs: of these, the ones that it writes."""
+    """One call. pairs: the caller's tensors with the queue's; outputs: the ones of these that it writes."""
 
     def __init__(self, operator, keyset, named: dict):
         self.name = operator._schema.name.removeprefix("c10d::")
@@ -99,7 +99,7 @@ class _Op:
 
 
 class _Queue:
-    """Runs slots one after the other, on a thread of its own. A slot is one call, or the calls of one batch."""
+    """Runs slots one after the other, on its own thread. A slot is one call, or the calls of one batch."""
 
     def __init__(self):
         self._slots: queue.SimpleQueue = queue.SimpleQueue()
@@ -107,7 +107,7 @@ class _Queue:
         threading.Thread(target=self._run, daemon=True, name="strict queue").start()
 
     def put(self, op: _Op, batch: object | None) -> list[_Op]:
-        """Returns the calls of its slot; those of a batch are in it when the batch is closed."""
+        """Returns the calls of its slot; a batch's calls are in it when the batch is closed."""
         if self._open and self._open[0] is not batch:
             self.close()
         if self._open is None:
@@ -151,7 +151,7 @@ class _Queue:
 
 
 class _Work(dist.Work):
-    """What the caller waits for: a call, or all those of a batch, of which NCCL has one Work."""
+    """The thing a caller waits for: a call, or a whole batch, for which NCCL has one Work."""
 
     def __init__(self, slot: list[_Op]):
         super().__init__()
@@ -237,7 +237,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _poison(tensor: torch.Tensor) -> None:
-    """`data` has a version of its own, as a kernel's writes have none."""
+    """`data` has a separate version, as a kernel's writes have none."""
     tensor.data.fill_(_POISON.get(tensor.dtype, float("nan") if tensor.dtype.is_floating_point else -85))
 
 

@@ -29,7 +29,7 @@ class Round(NamedTuple):
     products: FLOP/s of each product
     copy: bytes/s that a copy read and wrote
     seconds: of each all-reduce
-    waited: share of the products' time in which the rank waited for a processor; 0 on a GPU
+    waited: share of the products' time that the rank waited for a processor; a GPU's is 0
     """
 
     products: list[float]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 PATIENCE, EVERY = 2.0, 0.2  # seconds before a bar is shown, and between two changes of it
-_shown = threading.Lock()  # one bar at a time: what is inside of something long has none of its own
+_shown = threading.Lock()  # one bar at a time: a part of something long has none
 
 T = TypeVar("T")
 

@@ -290,6 +290,9 @@ slip("loss", "StoresLogits", 3.75, "the logits are written to memory, T · V of 
     how="stores logits")
 slip("loss", "LoadsTokensAgain", 3.75,
     "the tile of tokens is loaded again for every tile of words: load it once, before the loop", Loss, how="x again")
+slip("loss", "AllWordsAtOnce", 3.75,
+    "a tile holds the whole vocabulary, and no chip holds 100,000 words: keep the launcher's 16 tokens and 32 words", Loss,
+    words=128)
 slip("loss", "TwoLoops", 3.75,
     "the weight is read twice, for the maximum and for the sum: one loop does both if the sum is rescaled", Loss,
     how="two loops")
@@ -379,6 +382,9 @@ class FromItsFirstKey(WindowAttention):
 class LargerTilesInBaseTwo(WindowAttention):
     how, queries, keys = "base 2", 32, 16
 
+slip("attend", "AllKeysAtOnce", 4.2,
+    "a tile holds all keys, and no chip holds those of a long sequence: keep the launcher's 16 queries and 16 keys",
+    WindowAttention, queries=64, keys=64)
 slip("attend", "NoScale", 0, "scores are not divided: multiply them by 1/√D", WindowAttention, scale=lambda self, D: 1.0)
 slip("attend", "NoDivision", 0,
     "the output is not divided by the sum of the exponentials: divide by total once, after the loop", WindowAttention,

@@ -11,8 +11,8 @@
 
 Notebook 7, `lab.open(name, cells, notebook_7=True)`, is made of JupyterLab's parts and served beside it.
 
-What decides is read from JupyterLab's own objects (`window.jupyterapp`), not from the page: a promise that is kept and a
-message that is answered say that something has happened, where a click and a pause only hope so.
+Whether a test passes is read from JupyterLab's own objects (`window.jupyterapp`), not from the page: a promise that is
+kept and a message that is answered say that something has happened, where a click and a pause only hope so.
 """
 
 import contextlib
@@ -170,7 +170,7 @@ class Explorer:
         self._settle()
 
     def seen(self, *acts: Callable[[], None]) -> tuple[list[str], list[str]]:
-        """Pictures and status lines: those of now, and those after each act."""
+        """Pictures and status lines, now and after each act."""
         found = [(self.picture(), self.status())]
         for act in acts:
             act()
@@ -237,7 +237,7 @@ class Notebook:
         assert left == [], f"code cells {left} did not run: {self.errors()}"
 
     def errors(self) -> list[str]:
-        """What went wrong, also on purpose: cells' errors as "name: message", output to stderr, widgets not shown, dialogs."""
+        """All errors, also on purpose: cells' as "name: message", output to stderr, widgets not shown, dialogs."""
         return self.page.evaluate(_ERRORS)
 
     def reopen(self) -> None:

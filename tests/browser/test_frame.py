@@ -1,4 +1,4 @@
-"""What all explorers have beside their controls, in a real browser: buttons, numbers under the mouse, measuring, a memory."""
+"""Explorers beside their controls, in a real browser: buttons, numbers under the mouse, measuring, a memory."""
 
 import pytest
 from nbformat.v4 import new_code_cell

@@ -1,6 +1,6 @@
 """Explorers in JupyterLab and Notebook 7, in a real browser: no error, and controls are followed.
 
-Of a chapter only the cells that they need are run: that all others run, nbval shows.
+Only the cells that an explorer needs are run: nbval shows that all others run.
 """
 
 import itertools

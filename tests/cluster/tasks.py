@@ -1,4 +1,4 @@
-"""What ranks on the cluster do. A module of its own: each rank imports it, and nothing else of the tests."""
+"""Functions that ranks on the cluster run, in their own module: each rank imports it, and nothing else of the tests."""
 
 import os
 

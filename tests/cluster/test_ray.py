@@ -1,4 +1,4 @@
-"""Ranks on a Ray cluster: a real one, with two nodes on this machine. What they do is what local ranks do."""
+"""Ranks on a Ray cluster: a real one, with two nodes on this machine. They do what local ranks do."""
 
 import os
 import socket
@@ -162,7 +162,7 @@ def test_without_a_cluster_the_world_says_how_to_get_one(monkeypatch):
 
 
 def test_a_stranger_at_the_door_is_turned_away(monkeypatch, free):
-    """Who connects to the kernel without the world's secret gets no channel."""
+    """A program that connects to the kernel without the world's secret gets no channel."""
     accepted = []
     accept = ray_engine.RayServer._accepted
 

@@ -29,7 +29,7 @@ def of_task(exercise: str, task: str) -> list[Answer]:
 
 @cache
 def definitions(exercise: str, folder: str) -> dict:
-    """What the cells of its notebook define, by task: two tasks may be about one class."""
+    """The definitions in its notebook's cells, by task: two tasks may be about one class."""
     defined = Exercise(exercise).definitions(folder)
     found = {
         name: defined.get(name, defined.get(task.call.partition("(")[0])) for name, task in records.tasks(exercise).items()
@@ -38,7 +38,7 @@ def definitions(exercise: str, folder: str) -> dict:
 
 
 def pytest_generate_tests(metafunc) -> None:
-    """Of the exercise that the file is called like. `make test` runs two mistakes of each task, `make test-all` all answers."""
+    """Makes an exercise's cases, by the file's name: two mistakes per task in `make test`, all in `make test-all`."""
     exercise = metafunc.module.__name__.rpartition("test_")[2]
     tasks = records.tasks(exercise)
     if "answer" in metafunc.fixturenames:

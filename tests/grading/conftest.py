@@ -1,4 +1,4 @@
-"""What the tests of checks share."""
+"""Fixtures that the tests of checks share."""
 
 from contextlib import nullcontext
 from functools import cache
@@ -13,7 +13,7 @@ _SHARED = (1, 2, 3, 4)  # ranks; larger worlds are for new groups, which some an
 
 @pytest.fixture(scope="module")
 def worlds():
-    """n -> a world that several checks share: most of a check's time is that of starting its ranks."""
+    """n -> a world that several checks share: a check spends most of its time on starting ranks."""
     made: dict[int, World] = {}
     yield made
     for world in made.values():
@@ -37,7 +37,7 @@ def shared_ranks(worlds, monkeypatch):
 
 @pytest.fixture(scope="module")
 def without_mistakes():
-    """Who judges runs no known mistakes: hints come of them, and not points. test_round.py has them all."""
+    """Lets the judge run no known mistakes: they give hints, not points. test_round.py has them all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers.Solved, "whole", answers.Solved.right)
         yield

@@ -53,7 +53,7 @@ def closure(name: str) -> set[str]:
 
 
 def opened(name: str) -> set[str]:
-    """What one opens to follow a check of this module, beside what its exercise hands out (`given`)."""
+    """The files one opens to follow a check of this module, beside what its exercise hands out (`given`)."""
     return closure(name) - (set(exercises()) - {name})
 
 
@@ -64,7 +64,7 @@ def circles() -> list[str]:
 
 
 def figures() -> dict[str, int]:
-    """What the plan for the graders puts a limit on. Sizes are per exercise, so that there is room for more."""
+    """The figures that the plan for the graders limits. Sizes are per exercise, so that there is room for more."""
     number = len({_exercise(file) for file in exercises().values()})
     tests = [*(ROOT / "tests" / "grading").rglob("*.py"), *(ROOT / "solutions").glob("*/mistakes.py")]
     return {

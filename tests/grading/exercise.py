@@ -15,7 +15,7 @@ class Exercise:
         self._path = Path(name) / f"{name}.ipynb"
 
     def definitions(self, folder: str) -> dict:
-        """What its cells define, without the checks."""
+        """All that its cells define, without the checks."""
         names = {"__name__": "__main__"}
         for cell in self._cells(folder):
             file = f"<{folder}/{self._path.stem}/{cell.metadata.nbgrader.grade_id}>"

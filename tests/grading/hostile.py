@@ -1,4 +1,4 @@
-"""What learners' code may do to a check: raise, hang, die, print, return what nobody expects.
+"""Code of learners that harms a check: it raises, hangs, dies, prints, or returns what nobody expects.
 
 Ranks import this file, so it imports little: pytest on every rank would take longer than the check.
 """

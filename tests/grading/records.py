@@ -38,7 +38,7 @@ def answers_of(exercise: str) -> list[Answer]:
 
 
 def ran(exercise: str, names: Collection[str] = ()) -> dict[Answer, Ran]:
-    """All answers, or those of these names or tasks, each run once."""
+    """All answers, or the ones with these names or tasks, each run once."""
     known, own, found = tasks(exercise), answers_of(exercise), {}
     if not known:
         raise ValueError(f"no module of manyranks.grade has a Task of {exercise!r}; grade/__init__.pyi must name the module")
@@ -61,7 +61,7 @@ def made(exercise: str, runs: dict[Answer, Ran]) -> dict[str, Record]:
 
 
 def kept(new: Mapping[str, Record], old: Mapping[str, Record]) -> dict[str, Record]:
-    """The new records, or the old ones that they equal but for rounding: each processor has last digits of its own."""
+    """The new records, or the old ones that they equal but for rounding: processors differ in the last digits."""
     return {name: old[name] if name in old and same(_facts(old[name]), _facts(one)) else one for name, one in new.items()}
 
 

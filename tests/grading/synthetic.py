@@ -40,7 +40,7 @@ def _wrong(release: nbformat.NotebookNode, k: int) -> nbformat.NotebookNode:
 
 
 def _source(file: Path) -> str:
-    """What the file defines, as a learner would have written it in a cell: without its decorators and what is ours."""
+    """The file's definitions as a learner would have written them in a cell: without decorators and what is ours."""
     tree = ast.parse(file.read_text())
     ours = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "manyranks.grade.answers"]
     kept = [node for node in tree.body if node not in ours]

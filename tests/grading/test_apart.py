@@ -38,7 +38,7 @@ SANDBOXED: list[bool] = []
 
 
 def submission(source: str):
-    """The exercise, of which one task is there, with this cell as the answer."""
+    """The exercise with a single task, and this cell as the answer."""
     notebook = answered(RELEASE, {"shard": source})
     kept = [cell for cell in notebook.cells if cell.cell_type == "code" and (not is_check(cell) or "shard(" in cell.source)]
     return notebook | {"cells": kept[: 1 + next(i for i, cell in enumerate(kept) if is_check(cell))]}

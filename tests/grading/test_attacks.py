@@ -175,15 +175,15 @@ def test_scripts_that_return_words_of_their_own_have_no_points(court):
     assert {report.points for report in reports.values()} == {0}
 
 
-def test_addresses_that_are_no_numbers_have_no_points(court):
-    first = """
-from manyranks.grade import kernels as checks
-def forged(case, function, watch):
-    at = [[float("nan")] * case.columns for _ in range(32)]
-    at[0][0] = 0
-    return {"at": at}
-checks._addresses = forged
-"""
+@pytest.mark.parametrize(
+    "at",
+    [
+        "[[0] + [float('nan')] * (case.columns - 1)] + [[float('nan')] * case.columns] * 31",
+        "[[*range(0, 128 * case.columns, 4)]]",
+    ],
+)
+def test_addresses_that_are_no_numbers_or_none_of_a_tile_have_no_points(court, at):
+    first = f"from manyranks.grade import kernels as checks\nchecks._addresses = lambda case, *_: {{'at': {at}}}"
     (report,) = judged(court, "11_kernels", {}, tasks=["unsick"], first=first).values()
     assert report.points == 0, report
 

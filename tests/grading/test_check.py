@@ -1,4 +1,4 @@
-"""Whatever a learner writes, a check ends in time with a report, and gives no points for it."""
+"""A check ends in time with a report, whatever a learner writes, and gives no points for it."""
 
 import multiprocessing
 import threading

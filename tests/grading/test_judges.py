@@ -33,7 +33,7 @@ def seen(weight=WEIGHT, calls=ONCE, marks=(), keeps=(1000,), **results) -> Seen:
 
 
 def judged(judge, *ranks: Seen, right: Seen | None = None, unwaited=()):
-    """What a judge says of these ranks, where each should be like `right`."""
+    """The judge's verdict on these ranks, where each should be like `right`."""
     one = Trial(len(ranks), "", "2/0", list(ranks), unwaited)
     return judge.verdict(one, [right or seen()] * len(ranks))
 
@@ -263,7 +263,7 @@ def test_what_is_ready_is_refused_whatever_is_done_to_hide_it(way):
     "task", ["checkpointing.checkpoint", "tensor.copy_in", "context.merge", "expert.exchange", "zero.unit"]
 )
 def test_a_task_hands_out_no_answer_of_its_own(task):
-    """What the exercise gives for later tasks is the answer of earlier ones."""
+    """Functions that later tasks are given would answer earlier ones."""
     topic, name = task.split(".")
     given = getattr(importlib.import_module(f"manyranks.grade.{topic}"), name).allowed.given
     answers = {"Checkpoint", "f", "g", "Helpers", "merge", "_handed", "Unit"}
@@ -329,3 +329,9 @@ def test_a_judge_that_a_run_which_raised_would_have_shown_its_values_is_not_cont
     said = check.report(task, print, ran, found)
     assert said.points == points
     assert ("·" in repr(said)) == raises
+
+
+def test_strangers_code_never_runs_without_fences(monkeypatch):
+    monkeypatch.setattr(trial.local, "strangers", True)
+    with pytest.raises(ValueError, match="on confined ranks only"):
+        TASK.tried(print)

@@ -1,4 +1,4 @@
-"""What stays with who judges answers a rank's calls, and whatever comes through its pipe harms nobody."""
+"""An object that stays with the judge answers a rank's calls, and nothing that comes through its pipe does harm."""
 
 import math
 import os

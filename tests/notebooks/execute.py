@@ -21,12 +21,51 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
 
 
 def run(notebook: nbformat.NotebookNode, folder: Path, allow_errors: bool = False) -> None:
-    """Runs every cell in a fresh kernel, whose sockets are files: of two that start at once, one may take the other's port."""
-    options = {"timeout": 120, "kernel_name": "python3", "allow_errors": allow_errors}
-    options["resources"] = {"metadata": {"path": str(folder)}}
-    with tempfile.TemporaryDirectory() as sockets:
-        config = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
-        NotebookClient(notebook, config=config, **options).execute()
+    """Runs every cell in a fresh kernel."""
+    with Kernel(allow_errors=allow_errors) as kernel:
+        kernel.run(notebook, folder)
+
+
+class Kernel:
+    """Runs notebooks one after the other in one kernel, which starts with the first of them and imports torch once.
+
+    Each finds no names of those before it. Its sockets are files: of two kernels that start at once, one may take the other's
+    port. allow_errors: whether cells may raise
+    """
+
+    def __init__(self, allow_errors: bool = False):
+        self._sockets = tempfile.TemporaryDirectory()
+        config = Config(KernelManager={"transport": "ipc", "ip": f"{self._sockets.name}/kernel"})
+        options = {"timeout": 120, "kernel_name": "python3", "allow_errors": allow_errors}
+        self._client = NotebookClient(nbformat.v4.new_notebook(), config=config, **options)
+
+    def run(self, notebook: nbformat.NotebookNode, folder: Path) -> None:
+        """Runs every cell; the kernel ends when one raises."""
+        try:
+            if self._client.km is not None:
+                anew = f"import os\nos.chdir({str(folder)!r})\n%reset -f"
+                self._execute(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(anew)]))
+            self._client.resources = {"metadata": {"path": str(folder)}}
+            self._execute(notebook)
+        except BaseException:
+            self._end()
+            raise
+
+    def _execute(self, notebook: nbformat.NotebookNode) -> None:
+        self._client.nb = notebook
+        self._client.execute(cleanup_kc=False)
+
+    def _end(self) -> None:
+        if self._client.km is not None:
+            self._client._cleanup_kernel()
+            self._client.km = None
+
+    def __enter__(self) -> "Kernel":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._end()
+        self._sockets.cleanup()
 
 
 def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

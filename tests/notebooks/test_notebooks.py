@@ -51,7 +51,7 @@ def test_volatile_metadata_is_removed(notebook):
 
 
 def never_shown(source: str) -> list[str]:
-    """Calls of show.… at the top of a cell whose result nobody sees: statements of their own before the cell's last one."""
+    """Calls of show.… at the top of a cell whose result nobody sees: whole statements before the cell's last one."""
     alone = [node.value for node in ast.parse(python(source)).body[:-1] if isinstance(node, ast.Expr)]
     return [text for text in map(ast.unparse, alone) if text.startswith("show.")]
 

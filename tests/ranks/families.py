@@ -11,7 +11,7 @@ SEQ, WIDTH, VOCABULARY = 6, 16, 37
 
 
 class Family(NamedTuple):
-    """What a model is for, and how it's made and called.
+    """A model: its use, and how it's made and called.
 
     make: the model, before it's cast to float64. batch: its arguments, from PyTorch's generator
     layer: the class of its layers. part: one that can be frozen, compiled, or get an infinite gradient

@@ -1,4 +1,4 @@
-"""python -m tests.ranks.killed: the trainer, but one rank kills itself in step 3. What comes later finds KILLED, and lives."""
+"""python -m tests.ranks.killed: the trainer, but one rank kills itself in step 3. A later start finds KILLED."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What ranks say of a table of refusals: name -> what to call on every rank, and a pattern of the error."""
+"""The ranks' answers to a table of refusals: name -> what to call on every rank, and a pattern of the error."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -19,5 +19,5 @@ def said(refused: Refused) -> dict[str, str]:
 
 
 def unlike(refused: Refused, ranks: Iterable[dict[str, str]]) -> dict[str, str]:
-    """What ranks said that does not fit the table."""
+    """The ranks' words that do not fit the table."""
     return {name: found[name] for found in ranks for name, (_, how) in refused.items() if not re.search(how, found[name])}

@@ -1,4 +1,4 @@
-"""Cells of a notebook see no process group; what they make of their own is gone afterwards, and the rank's is as it was."""
+"""Cells of a notebook see no process group; groups that they make are gone afterwards, and the rank's is as it was."""
 
 import torch
 import torch.distributed as dist

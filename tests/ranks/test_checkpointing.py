@@ -98,7 +98,7 @@ WRAPPERS = {"overlapped": overlapped, "zero 2": second_stage, "fsdp": sharded}
 def step(model, way, wrap):
     """The gradients of a step, or of two, for the first is another one than those after it: what a rank prefetches it has seen.
 
-    Each rank has tokens and dropout of its own.
+    Each rank has its own tokens and dropout.
     """
     torch.manual_seed(0)
     model, rank, steps = MODELS[model](), dist.get_rank(), 1 + (wrap == "fsdp")

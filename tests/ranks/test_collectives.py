@@ -60,10 +60,11 @@ def gathered(row: torch.Tensor, group=None) -> list[torch.Tensor]:
 
 
 def every_case(check, group=None) -> list[str]:
-    """What is wrong, on this rank: check(row, make) -> complaints; make(row) is a tensor with the row's elements.
+    """Lists complaints on this rank: check(row, make) -> complaints; make(row) is a tensor with the row's elements.
 
-    Of every size, dtype and layout every second combination, so that each size meets each dtype and each layout. More ranks
-    and groups of some ranks differ in who sends what to whom: there each size meets one dtype, and each dtype some size.
+    It takes every second combination of sizes, dtypes and layouts, so that each size meets each dtype and each layout.
+    More ranks and groups of some ranks differ in who sends what to whom: there each size meets one dtype, and each
+    dtype some size.
     """
     wrong, n = [], dist.get_world_size(group)
     few = n > 4 or group is not None

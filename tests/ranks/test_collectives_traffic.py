@@ -205,7 +205,7 @@ def test_a_rank_outside_the_group_is_told_so(shared_world):
 
 
 def test_uneven_shards_without_elements_are_noticed_where_it_can_be(shared_world):
-    """Of 4 elements on 3 ranks the first has 2: it may be a shard of 6. Rank 1's 1 cannot be one of elements=6."""
+    """With 4 elements on 3 ranks the first has 2: it may be a shard of 6. Rank 1's 1 cannot be one of elements=6."""
 
     def gather():
         shard = torch.ones(chunk_sizes(4, 3)[dist.get_rank()])

@@ -1,5 +1,5 @@
-"""ContextParallel: the GPT, applied from outside, has the gradients of one process with all tokens, and its loss. What it and
-attention refuse: on all ranks, before any message, so that none waits, and with what to do."""
+"""ContextParallel: the GPT, applied from outside, has the gradients of one process with all tokens, and its loss. It
+and attention refuse on all ranks, before any message, so that none waits, and say what to do."""
 
 import re
 from contextlib import nullcontext
@@ -41,7 +41,7 @@ def gpt(kind: str) -> GPT:
 
 
 def batch(number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets, and documents. Of the first half of the sequence only a few targets count."""
+    """Inputs, targets, and documents. In the first half of the sequence only a few targets count."""
     random = torch.Generator().manual_seed(number)
     tokens_BT = torch.randint(13, (2, SEQ + 1), generator=random)
     targets_BT = tokens_BT[:, 1:].clone()
@@ -97,7 +97,7 @@ def test_gradients_of_micro_batches_are_those_of_one_process(shared_worlds):
 
 
 def losses() -> list[float]:
-    """Of a rank all of whose targets are left out, too; in 32 bits for logits of 16."""
+    """Losses, also on a rank all of whose targets are left out; in 32 bits for logits of 16."""
     model, found = ContextParallel(gpt("llama"), CORES, layout="contiguous"), []
     for dtype in (torch.float64, torch.bfloat16):
         logits_BTV = torch.randn(2, SEQ, 13, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -142,7 +142,7 @@ THREE = ring_attention, all_gather_attention, ulysses_attention
 
 
 def each(*given, **options) -> str:
-    """What all four say to the same arguments."""
+    """The words of all four about the same arguments."""
     said, attentions = set(), THREE
     for attention in (*attentions, lambda *x, **how: ring_ulysses_attention(*x, mesh(), **how)):
         try:
@@ -168,7 +168,7 @@ def tokens(length: int) -> Tensor:
 
 REFUSED = {
     "dims": (lambda: each(*with_other(0, lambda q: q[0])), r"shapes \(4, 4, 8\), \(2, 4, 4, 8\) and .*: give \[B, heads,"),
-    "k's tokens": (lambda: each(*with_other(1, lambda k: k[:, :, :2])), r"k and v must be alike, B, S and D the same in all"),
+    "k's tokens": (lambda: each(*with_other(1, lambda k: k[:, :, :2])), r"k and v must have one shape, B, S and D the same"),
     "q's heads": (lambda: each(*qkv(4, 8)), r"the heads of q a multiple of theirs"),
     "dtype": (lambda: each(*with_other(2, Tensor.double)), r"are torch\.float32, torch\.float32, torch\.float64: give one"),
     "device": (lambda: each(*with_other(1, lambda k: k.to("meta"))), r"q, k and v are on cpu, meta: give one device"),

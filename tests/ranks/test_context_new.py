@@ -185,6 +185,11 @@ def test_the_plan_idles_less_than_a_fixed_degree_in_a_loader_s_order():
     fixed = dynamic.loads(dynamic.in_order(lengths, n, most, 4), lengths, n)
     assert [sum(max(each) - one for one in each) for each in (loads, fixed)] == [940, 7996]
     assert dynamic.planned([40, 4, 4, 4], 4, 40)[0].ranks == range(4)  # one rank has room for it, and would be late
+    assert dynamic.loads([dynamic.Micro((0,), range(2))], [4], 3, token=10) == [
+        25,
+        25,
+        0,
+    ]
     assert plan == sorted(plan, key=lambda micro: -len(micro.ranks))
     assert all(sum(dynamic.tokens(lengths[i], len(ranks)) for i in own) <= most for own, ranks in plan)
     assert sorted(i for micro in plan for i in micro.documents) == list(range(len(lengths)))

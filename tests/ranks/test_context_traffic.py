@@ -108,7 +108,7 @@ def test_the_next_block_is_requested_before_the_current_one_is_computed(shared_w
 
 
 def check_flops(m, scores: list[int], heads: int = HEADS) -> None:
-    """Of forward and backward."""
+    """Compares FLOPs of forward and backward."""
     there, back = ([context.flops(each, BATCH, heads, SIZE, backward) for each in scores] for backward in (False, True))
     assert [*m.flops.values()] == [sum(both) for both in zip(there, back, strict=True)]
 

@@ -1,4 +1,4 @@
-"""parallel.data_parallel: what the ranks send, in which calls, and when; how a bucket lies in memory."""
+"""parallel.data_parallel: what the ranks send, call by call, and when; how a bucket lies in memory."""
 
 import copy
 import math
@@ -193,7 +193,7 @@ def test_with_a_parameter_unused_on_one_rank_all_issue_the_same_buckets_in_the_s
 
 
 class UpTo(nn.Module):
-    """Layers, of which a forward pass may use the first few only."""
+    """Layers; a forward pass may use the first few only."""
 
     def __init__(self):
         super().__init__()

@@ -18,7 +18,7 @@ from tests.conftest import gone, matrix, wait_until
 
 @pytest.fixture
 def typed(monkeypatch):
-    """Lines that the reader types, one after another; a function among them is called instead. What was asked is kept."""
+    """Lines that the reader types, one after another; a function among them is called instead. Keeps the questions."""
     lines, asked = [], []
 
     def answer(prompt=""):

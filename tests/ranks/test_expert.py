@@ -1,7 +1,7 @@
 """parallel.expert, a layer: on ranks it computes what one process does, whatever the router says, and sends what theory says.
 
-One matrix: choices, those that no router would make, too × ways to lay out experts × numbers of ranks. What routers learn on
-ranks is test_expert_model's.
+One matrix: choices, even ones that no router would make × ways to lay out experts × numbers of ranks. test_expert_model
+has what routers learn on ranks.
 """
 
 from collections.abc import Callable
@@ -110,7 +110,7 @@ def counted(model: ExpertParallel, *inputs: Tensor) -> tuple[Tensor, int]:
 
 
 def random_choices(n: int, first: int = 0, last: int = E, tokens: list[int] = TOKENS, k: int = 2) -> list[Tensor]:
-    """Of the experts from first to last."""
+    """Choices among the experts from first to last."""
     return [first + draw(tokens[r], last - first, seed=80 + r).argsort(1)[:, :k] for r in range(n)]
 
 
@@ -146,10 +146,10 @@ def test_any_choices_are_carried_out_and_the_gradients_come_back(shared_worlds, 
 
 
 def in_pairs(how: str) -> float:
-    """Ranks 0 and 2, and ranks 1 and 3, are groups, each with losses of its own.
+    """Ranks 0 and 2, and ranks 1 and 3, are groups, each with its own losses.
 
-    how: with experts of their own, and a rank without tokens; or both groups with the same experts, which ranks 0 and 1, and 2
-    and 3, cut as they cut attention, with the same tokens or with parts of a sequence
+    how: with different experts, and a rank without tokens; or both groups with the same experts, which ranks 0 and 1,
+    and 2 and 3, cut as they cut attention, with the same tokens or with parts of a sequence
     """
     rank, alone, same = dist.get_rank(), how == "alone", how == "same tokens"
     group = dist.new_group([rank % 2, rank % 2 + 2], use_local_synchronization=True)

@@ -1,4 +1,4 @@
-"""The trainer's experts on axes of their own, and FSDP around them: what ranks hold and send is what theory.expert says."""
+"""The trainer's experts on their own axes, and FSDP around them: ranks hold and send what theory.expert says."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ KEPT = ("ep over tp", "etp below tp, FSDP", "etp without tp, FSDP, micro-batches
 
 
 def steps(gpt: GPTConfig, chosen: Plan) -> tuple[list, int, int]:
-    """What each layer's router chose, in order; the rank's bytes of its experts, and of their moments."""
+    """The choices of each layer's router, in order; the rank's bytes of its experts, and of their moments."""
     trainer, seen = Trainer(gpt, replace(SETTINGS, batch=chosen.batch, plan=chosen)), []
     spread = trainer.spread
     for layer in spread.parts.model.layers:

@@ -71,7 +71,7 @@ def routers_of(model: nn.Module) -> list[Router]:
 
 
 def alone(model: GPT, number: int, ranks: int) -> Tensor:
-    """One process's loss. Capacity is a rank's: its sequences run by themselves."""
+    """One process's loss. Capacity is a rank's: its sequences run alone."""
     parts = ranks if model.config.capacity else 1
     pairs = zip(*(x.chunk(parts) for x in batch(number, ranks)), strict=True)
     total = sum(loss(model(inputs), targets) for inputs, targets in pairs) / parts

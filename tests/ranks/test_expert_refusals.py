@@ -1,4 +1,4 @@
-"""What parallel.expert refuses: on all ranks, before any message of its own, so that none waits, and with what to do."""
+"""Refusals of parallel.expert: on all ranks, before it sends any message, so that none waits, and with what to do."""
 
 from dataclasses import replace
 

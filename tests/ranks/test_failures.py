@@ -1,4 +1,4 @@
-"""Whatever happens on a rank: one clear error, no process left, and the next run works."""
+"""Failures of any kind on a rank: one clear error, no process left, and the next run works."""
 
 import os
 import signal
@@ -410,7 +410,7 @@ def test_a_world_inside_a_world_is_refused(world):
         manyranks.World(2)
 
     error = failing(world, mr.RankFailed, inner)
-    assert "a rank cannot start a world of its own" in str(error)
+    assert "a rank cannot start another world" in str(error)
 
 
 def test_a_closed_world_says_so(world):

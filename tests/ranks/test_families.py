@@ -1,7 +1,7 @@
 """Models that nobody here wrote, in every wrapper, in situations of every day, on 2 and 3 ranks: each trains as in one process.
 
-Not all of these hundreds of rows, but so many that each two values meet. One process runs each rank's micro-batches by
-itself and takes the mean of their gradients.
+Not all of these hundreds of rows, but so many that each two values meet. One process runs each rank's micro-batches
+alone and takes the mean of their gradients.
 """
 
 import csv
@@ -169,7 +169,7 @@ def allowed(row: Row) -> bool:
 
 
 def cover(*factors: Iterable) -> list[Row]:
-    """Rows in which each two values of two factors meet, if they may: most new pairs first, then the rarest values."""
+    """Rows where each two values of two factors meet, if they may: most new pairs first, then the rarest values."""
 
     def pairs(row: Row) -> set:
         return set(combinations(enumerate(row), 2))
@@ -188,7 +188,7 @@ SOON = [row for row in ROWS if row.ranks == 3 and not row.situation.startswith("
 
 
 def written() -> dict[str, dict[str, str]]:
-    """What *Your own model* shows: of each family, a word for each axis."""
+    """The table in *Your own model*: for each family, a word for each axis."""
     with (files("manyranks.show") / "axes.csv").open(encoding="utf-8") as lines:
         return {row["model"]: row for row in csv.DictReader(lines)}
 

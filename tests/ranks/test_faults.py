@@ -248,7 +248,7 @@ def test_a_full_disk_is_named_with_its_rank_and_file_and_leaves_the_checkpoint_b
 
 
 def unable(folder: str) -> str:
-    """What each rank hears at the end of a save that only rank 1 can't write."""
+    """Each rank's error at the end of a save that only rank 1 can't write."""
     if dist.get_rank() == 1:
         folder = f"{folder}/a file"
     saver = saving.Saver()

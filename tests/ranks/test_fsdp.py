@@ -124,7 +124,7 @@ def test_as_many_units_are_whole_as_are_gathered_ahead_and_one(shared_worlds, pr
 
 
 def events(build, shape=(2, WIDTH), backward_from=None, **options) -> list[str]:
-    """What happens in the second step: gathers by c10d, modules that begin and end, gradients that arrive."""
+    """Events of the second step: gathers by c10d, modules that begin and end, gradients that arrive."""
     model, log = FullyShardedDataParallel(build(), **options), []
     for k, unit in enumerate(model.units):
         unit.start = lambda unit=unit, k=k, start=unit.start: (

@@ -326,7 +326,7 @@ class Breaks(Exception):
 
 
 def test_after_a_backward_that_raised_training_goes_on(shared_world):
-    """Nothing of the broken step is left; without it, the steps are those of one process."""
+    """Nothing of the broken step is left; without it, the steps are one process's."""
 
     def both() -> float:
         rank, n = dist.get_rank(), dist.get_world_size()

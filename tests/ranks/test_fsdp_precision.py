@@ -1,4 +1,4 @@
-"""parallel.fsdp in 16 bits: the same bits as one process that casts, computes each rank's part by itself, and adds up in 32."""
+"""parallel.fsdp in 16 bits: the same bits as one process that casts, takes ranks' parts in turn, and adds in 32."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ ADAM = {"lr": 1e-2, "weight_decay": 0.1}
 
 
 class Toy(nn.Module):
-    """Linear layers and a norm, one of them frozen; a float buffer that it adds, and one in which it counts."""
+    """Linear layers and a norm, one of them frozen; a float buffer that it adds, and one that counts."""
 
     def __init__(self, seed: int = 0):
         super().__init__()

@@ -25,7 +25,7 @@ STEPS = 3
 
 
 class Outer(nn.Module):
-    """A parent with a parameter of its own."""
+    """A parent with its own parameter."""
 
     def __init__(self, body: nn.Module):
         super().__init__()
@@ -93,7 +93,7 @@ def test_a_technique_inside_a_parent_trains_as_without_it(shared_world, name):
 
 @pytest.mark.parametrize("make", [schedules.one_f_one_b, schedules.zb_h1], ids=["1f1b", "zb-h1"])
 def test_a_sharded_layer_inside_a_pipeline_s_stage_gets_its_gradients(shared_world, make):
-    """Also where a backward has two halves, of which the second one makes the weights' gradients."""
+    """Also where a backward has two halves, and the second one makes the weights' gradients."""
 
     def gaps() -> float:
         schedule, rank = make(3, 4), dist.get_rank()

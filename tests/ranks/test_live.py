@@ -1,4 +1,4 @@
-"""What ranks show beside text, and what a notebook shows of a run while it lasts. Looks are the browser's tests."""
+"""Pictures and widgets that ranks show, and a notebook's view of a run as it goes. Looks are the browser's tests."""
 
 import base64
 import os
@@ -59,7 +59,7 @@ STRIPS = ("slow", "hang", "fails")
 
 @pytest.fixture(scope="module")
 def outputs():
-    """Of each of CELLS, as a notebook keeps them."""
+    """Outputs of each of CELLS, as a notebook keeps them."""
     cells = {name: nbformat.v4.new_code_cell(source) for name, source in CELLS.items()}
     notebook = nbformat.v4.new_notebook(cells=list(cells.values()))
     before = os.environ.pop("MANYRANKS_SETTINGS", None)  # "off" shows nothing that is not the same in each run

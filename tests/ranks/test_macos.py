@@ -1,4 +1,4 @@
-"""What differs on macOS, injected: the loopback is lo0, no socket counts its bytes, no process dies with its parent."""
+"""Differences of macOS, injected: the loopback is lo0, no socket counts its bytes, no process dies with its parent."""
 
 import os
 import signal

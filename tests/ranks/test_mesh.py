@@ -22,7 +22,7 @@ def eight():
 
 
 def sums(mesh: Mesh) -> dict[str, float]:
-    """Of each axis, what its group adds up where rank r gives 2 to the power of r."""
+    """For each axis, what its group adds up where rank r gives 2 to the power of r."""
     here, found = mesh.build(), {}
     for axis in (*AXES, *SHARED):
         x = torch.tensor(2.0) ** dist.get_rank()

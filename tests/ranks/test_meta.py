@@ -36,7 +36,7 @@ def without(**how):
 
 
 def instructions(program) -> list:
-    """Without the bytes that operators move, of which other kernels have others."""
+    """Instructions without the bytes that operators move, for other kernels move others."""
     return [[i.work.flops if isinstance(i, Compute) else i for i in rank] for rank in program.ranks]
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a composed run send, axis by axis, and have in memory: exactly what theory.nd says of each of them."""
+"""Ranks of a composed run send, axis by axis, and have in memory exactly what theory.nd says of each of them."""
 
 import gc
 from collections import Counter, defaultdict
@@ -123,7 +123,7 @@ def expected(gpt: GPTConfig, plan: Plan, rank: int) -> dict[tuple[int, ...], Cou
 
 
 def orders(plan: Plan, rank: int) -> dict[int, str] | None:
-    """Of each stage of a rank, the kinds of its actions."""
+    """For each stage of a rank, the kinds of its actions."""
     if plan.pp == 1:
         return None
     found: dict[int, str] = defaultdict(str)

@@ -24,7 +24,7 @@ STAND_INS = {
 
 
 def of_the_page() -> str:
-    """What CLUSTERS.md says to type on each node."""
+    """The lines that CLUSTERS.md says to type on each node."""
     typed = (ROOT / "CLUSTERS.md").read_text(encoding="utf-8").partition("\n## torchrun\n")[2].split("```")[1]
     on_each = shlex.quote(typed.strip() + ' "$@"')
     return f'srun bash -c {on_each} node "$@"'

@@ -93,7 +93,7 @@ def trained(schedule, rows: int, steps: int = 2, **options) -> tuple[float, floa
 
 
 def worst(found: list) -> float:
-    """Of all ranks' gaps, and of what their losses together miss."""
+    """The largest of all ranks' gaps, and of what their losses together miss."""
     wholes, own = zip(*(losses for _, losses in found), strict=True)
     return max(max(gap for gap, _ in found), abs(sum(own) - wholes[0]))
 
@@ -135,7 +135,7 @@ class Averaging(nn.Module):
 
 
 def whole_gradients(stage: nn.Module, group: dist.ProcessGroup) -> dict[str, torch.Tensor]:
-    """Also those of a stage that is sharded."""
+    """The gradients of a stage, put together if it is sharded."""
     if not isinstance(stage, FullyShardedDataParallel):
         return {name.removeprefix("module."): p.grad for name, p in stage.named_parameters()}
     found = {}
@@ -158,7 +158,7 @@ WRAPPERS = {
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", matrix(SCHEDULES, ["zb-h1", "dualpipe-v", "dualpipe"]))
 def test_so_they_are_in_any_wrapper_over_replicas(sizes, name, wrapper):
-    """2 pipelines of 2 ranks. Each replica has a batch of its own; gradients are of the mean, and leave once a step."""
+    """2 pipelines of 2 ranks. Each replica has its own batch; gradients are of the mean, and leave once a step."""
     schedule = SCHEDULES[name](2, 5)
 
     def run():

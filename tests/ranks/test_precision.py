@@ -1,4 +1,4 @@
-"""parallel.precision: 16 bytes a parameter on live models, masters that keep what 16 bits lose, steps that all ranks skip."""
+"""parallel.precision: 16 bytes per parameter, masters that keep what 16 bits lose, steps that all ranks skip."""
 
 import copy
 
@@ -210,7 +210,7 @@ def test_training_goes_on_from_a_state_dict_as_if_it_had_not_stopped():
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all(shared_worlds):
-    """Each rank has gradients of its own, so that only the flag can tell the others."""
+    """Each rank has different gradients, so that only the flag can tell the others."""
     n = shared_worlds.size
 
     def steps():

@@ -68,7 +68,7 @@ def a_profiler_left_on():
 
 @pytest.mark.parametrize("function", [a_profiler_of_its_own, a_profiler_left_on])
 def test_a_function_with_a_profiler_of_its_own_is_told_so_and_the_next_run_works(alone, function):
-    with pytest.raises(mr.RankFailed, match=r"RuntimeError: the function runs a torch\.profiler of its own"):
+    with pytest.raises(mr.RankFailed, match=r"RuntimeError: the function runs its own torch\.profiler"):
         alone.measure(function, profile=True)
     assert alone.measure(torch.ones, 3, profile=True).profiles[0].operators == 3
 
@@ -101,7 +101,7 @@ CALLS_OTHERS = {
 
 
 def profile_and_operators(gpt: GPTConfig, training: TrainingConfig):
-    """Of the same step: the same weights, tokens and masks."""
+    """Both of the same step: the same weights, tokens and masks."""
     profile = profiled(Trainer(gpt, training).run)[1]
     return profile, [(each.name, each.flops) for each in operators(Trainer(gpt, training).run)]
 

@@ -20,7 +20,7 @@ TIMEOUT = 120
 
 
 def part(name: str, step: int) -> torch.Tensor:
-    """What a replica draws for a step."""
+    """The numbers that a replica draws for a step."""
     return torch.randn(8, 4, generator=torch.Generator().manual_seed(1000 * step + ord(name)), dtype=torch.float64)
 
 
@@ -37,8 +37,8 @@ def replica(port, name, dies=(), waits=None, late=None, timeout=60.0, **how):
     """Trains; returns the members of each step, by their first letters, the step it began with, its state, and refusals.
 
     dies: ("before" | "in" | "after", step)
-    waits: the step before which it tells others to come, and waits for a newcomer
-    late: the step in which it's away until it's told to come
+    waits: before this step it tells others to come, and waits for a newcomer
+    late: the step that it's away for, until it's told to come
     timeout: seconds that it waits for a quorum, after it was late
     """
     own = quorum.Quorum(quorum.client(port), name, **{"replicas": 3, "patience": PATIENCE} | how)
@@ -89,7 +89,7 @@ def alone(members: list[str]) -> list[torch.Tensor]:
 
 
 class Replicas:
-    """A world of its own for each, and a thread that waits for it."""
+    """A world for each, and a thread that waits for it."""
 
     def __init__(self):
         self.store, self.worlds, self.threads, self.out = quorum.lighthouse(), {}, {}, {}

@@ -45,6 +45,18 @@ def test_each_rank_gets_its_own_part_of_an_argument(world):
     ]
 
 
+def test_each_rank_gets_its_own_part_of_a_keyword_argument_and_no_other(world):
+    results = world.run(lambda a, *, b, c: (a, b, c), Each("xyz"), b=Each([5, 6, 7]), c=8)
+    assert results == [("x", 5, 8), ("y", 6, 8), ("z", 7, 8)]
+
+
+@pytest.mark.parametrize("parts", [Each([5, 6]), Each([5, 6, 7, 8])], ids=len)
+def test_parts_for_more_or_fewer_ranks_than_run_are_an_error(world, parts):
+    for args, kwargs in (((parts,), {}), ((), {"a": parts})):
+        with pytest.raises(ValueError, match=rf"Each\(…\) with {len(parts)} parts, but 3 ranks run: give one part"):
+            world.run(lambda a: a, *args, **kwargs)
+
+
 def test_a_function_defined_in_main_is_sent_by_value(world):
     namespace = {"__name__": "__main__", "dist": dist}
     exec("def helper(x):\n    return 2 * x\ndef cell(x):\n    return helper(x) + dist.get_rank()", namespace)

@@ -1,4 +1,4 @@
-"""What may be done with the shards of a sharded module outside a forward, and what is refused there, by name."""
+"""Shards of a sharded module outside a forward: what one may do with them, and what is refused, by name."""
 
 import io
 import math

@@ -31,7 +31,7 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
 def trained(
     gpt: GPTConfig, training: TrainingConfig, dtype: torch.dtype = F64, ranks: list[int] | None = None
 ) -> tuple[list[float], dict[str, Tensor]] | None:
-    """The losses and the weights; ranks: of a group that trains by itself."""
+    """The losses and the weights; ranks: of a group that trains alone."""
     group = None if ranks is None else dist.new_group(ranks)
     if ranks is not None and dist.get_rank() not in ranks:
         return None

@@ -1,4 +1,4 @@
-"""What an explorer's "Measure it" runs: a small group of real ranks counts what theory says, and is gone afterwards."""
+"""An explorer's "Measure it": a small group of real ranks counts what theory says, and is gone afterwards."""
 
 import multiprocessing
 import threading

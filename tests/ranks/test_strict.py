@@ -125,7 +125,7 @@ def test_plans_keep_the_rules_and_equal_one_process(strict, name):
 
 
 def on_another_default_device(gpt, training):
-    """Whatever does not say where it makes a tensor makes one without numbers, and mixes it with others in vain."""
+    """Code that does not say where it makes a tensor makes one without numbers, and mixes it with others in vain."""
     from manyranks.training.trainer import Trainer
 
     trainer = Trainer(gpt, training, dtype=torch.float64)

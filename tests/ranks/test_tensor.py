@@ -127,7 +127,7 @@ def fused(t: int, tied: bool = False) -> dict:
 
 
 class Case(NamedTuple):
-    """make, table: of t; shape: of the input, of which dim 1 is the sequence; frozen: may have "x" in it."""
+    """make, table: of t; shape: of the input, whose dim 1 is the sequence; frozen: may have "x" in it."""
 
     make: Callable[[int], nn.Module]
     table: Callable[[int], dict]
@@ -144,7 +144,7 @@ def course_s(kind: type, part: str, kv: dict | None = None, frozen: tuple[str, .
 
 
 def chain(*shape: int, bias: bool = True, frozen: tuple[str, ...] = ()) -> Case:
-    """Of layers that no module calls together; what they give is changed in place."""
+    """A case of layers that no module calls together; what they give is changed in place."""
     columns, rows = partial(nn.Linear, 5, 12, bias), partial(nn.Linear, 12, 7, bias)
     table = {"0": Column(), "2": Row()}
     return Case(lambda t: nn.Sequential(columns(), nn.ReLU(inplace=True), rows()), lambda t: table, (*shape, 5), frozen)
@@ -317,7 +317,7 @@ def stepped(model: nn.Module, criterion: Callable, batches: torch.Tensor, places
 
 
 def trained(kind: str) -> dict[str, float]:
-    """By way, to one process. Of a frozen model the first column-parallel layer's input needs no gradient."""
+    """Distances to one process, by way. In a frozen model the first column-parallel layer's input needs no gradient."""
     config, found = GPTConfig(**SIZES | KINDS[kind]), {}
     whole = lively(GPT(config))
     for name, p in whole.named_parameters():

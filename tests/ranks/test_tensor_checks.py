@@ -111,7 +111,7 @@ def test_norms_of_single_heads_learn_as_in_one_process(shared_worlds, name):
 
 
 def as_it_was() -> list[bool]:
-    """What a comparison leaves: mode, buffers, gradients, the common random numbers, and what the first pass is to show."""
+    """The state after a comparison: mode, buffers, gradients, random numbers, and what the first pass is to show."""
     t = dist.get_world_size()
     model = lively(Counts(t))
     model.out.bias.grad = grad = torch.ones_like(model.out.bias)

@@ -28,7 +28,7 @@ def tokens_of(replica: int, batch: int = 0) -> torch.Tensor:
 
 
 def two_by_two(how: dict, seed: int | None = None):
-    """This rank's part of a model, of which there are two, each on two ranks; and the mesh."""
+    """This rank's part of one of two models, each on two ranks; and the mesh."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = lively(GPT(CONFIG)) if seed is None else GPT(CONFIG, seed=seed).double()
     return parallelize(model, mesh, tensor_styles.styles(CONFIG), **how), mesh
@@ -73,7 +73,7 @@ def test_two_replicas_of_two_ranks_train_as_one_process_on_both_batches(four, wr
 
 
 def in_the_wrong_order() -> None:
-    """What the inner finish() says while the outer one's buckets are on their way."""
+    """Calls the inner finish() while the outer one's buckets are on their way."""
     tp, mesh = two_by_two(SP)
     wrapped = OverlappedDataParallel(tp, mesh.get_group("dp"))
     tokens = tokens_of(0)
@@ -113,7 +113,7 @@ def test_heads_that_only_some_ranks_share_are_summed_over_these(four, how):
 
 
 def in_bfloat16(how: dict) -> tuple[float, float, set[torch.dtype]]:
-    """Under autocast: how far the loss and the gradients are from those of 32 bits, relative; the gradients' dtypes."""
+    """Under autocast: how far the loss and the gradients are from 32 bits', relative; the gradients' dtypes."""
     config, tokens = replace(CONFIG, style="gpt2", kv_heads=4), tokens_of(0)
     alone = lively(GPT(config)).float()
     tp = parallelize(copy.deepcopy(alone), None, tensor_styles.styles(config), **how)
@@ -139,7 +139,7 @@ def test_products_in_bfloat16_are_near_32_bits_and_gradients_are_in_32(four, how
 
 
 def copied(how: dict) -> tuple[float, bool]:
-    """A copy has the same groups and weights of its own; its state, pickled, is loaded by another one."""
+    """A copy has the same groups and its own weights; its state, pickled, is loaded by another one."""
     (tp, _), (fresh, _) = two_by_two(how), two_by_two(how, seed=9)
     other = copy.deepcopy(tp)
     fresh.load_state_dict(pickle.loads(pickle.dumps(tp.state_dict())))

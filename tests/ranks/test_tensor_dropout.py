@@ -35,7 +35,7 @@ def step(model, config: GPTConfig = CONFIG) -> torch.Tensor:
 
 
 def masks(how: dict) -> tuple[dict, torch.Tensor]:
-    """What each dropout left, True or False, where there was something; and the state of the common generator after it."""
+    """Each dropout's mask, True or False, where there was something; and the state of the common generator after it."""
     model, found = cut_gpt(how), {}
 
     def note(name, module, inputs, output):
@@ -150,7 +150,7 @@ def test_own_numbers_differ_by_rank_and_time_and_common_ones_go_on(shared_worlds
 
 
 def copies() -> tuple[bool, ...]:
-    """A copy of a module has masks of its own rank, and a mode of its own; to ask for them twice changes nothing."""
+    """A copy of a module has its rank's masks, and its own mode; to ask for them twice changes nothing."""
     model, x, drawn = nn.Sequential(nn.Dropout(0.5)), torch.ones(64), []
     draw_own_masks(model[0])
     other = copy.deepcopy(model).eval()

@@ -1,4 +1,4 @@
-"""What parallel.tensor refuses: on all ranks, before any message, so that none waits, and with what to do."""
+"""Refusals of parallel.tensor: on all ranks, before any message, so that none waits, and with what to do."""
 
 from functools import partial
 

@@ -27,7 +27,7 @@ EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 
 
 def said(way: str) -> dict:
-    """What theory calls it: asynchronous rings send what collectives do, and keep as much."""
+    """The same way in theory's words: asynchronous rings send what collectives do, and keep as much."""
     return {name: value for name, value in WAYS[way].items() if name != "overlap"}
 
 
@@ -43,7 +43,7 @@ def layer_step(how: dict, backward: bool) -> None:
 
 
 def counts(m, rank: int, t: int) -> tuple[int, int, int]:
-    """All-reduces, all-gathers, and reduce-scatters, each of which is on gloo a ring of t − 1 messages."""
+    """All-reduces, all-gathers, and reduce-scatters; on gloo each is a ring of t − 1 messages."""
     ops = Counter(call.op for call in m.calls[rank])
     assert ops.keys() <= {"all_reduce", "all_gather", "send", "recv"}
     assert ops["send"] == ops["recv"]
@@ -167,7 +167,7 @@ def test_under_autocast_messages_and_what_a_layer_gives_have_its_dtype(shared_wo
 
 
 def rings() -> None:
-    """Of asynchronous layers: two column-parallel ones of one input, and a row-parallel one after them."""
+    """Rings of asynchronous layers: two column-parallel ones of one input, and a row-parallel one after them."""
     t, w = dist.get_world_size(), CONFIG.hidden
     x, weights = torch.ones(BATCH, SEQ // t, w, requires_grad=True), [torch.ones(w, w, requires_grad=True) for _ in range(3)]
     first, second = overlapped.column(x, [(weights[0], None), (weights[1], None)])

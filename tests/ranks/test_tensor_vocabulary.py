@@ -1,4 +1,4 @@
-"""parallel.tensor.vocabulary: an embedding and a loss cut by tokens are those of one process, and nobody has all logits."""
+"""parallel.tensor.vocabulary: embedding and loss, cut by tokens, are one process's, and nobody has all logits."""
 
 import math
 
@@ -26,7 +26,7 @@ def cut(vocab: int, dim: int = 0):
 
 
 def looked_up() -> list[float]:
-    """Of outputs and gradients, for vocabularies of which 3 leaves nothing but padding to a fourth rank."""
+    """Gaps of outputs and gradients, for vocabularies; 3 leaves nothing but padding to a fourth rank."""
     found = []
     for vocab in (3, 7, 10, 16):
         for how in (How(), How(sequence_parallel=True)):

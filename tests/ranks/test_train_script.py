@@ -29,7 +29,7 @@ BUILT_IN = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distrib
 
 
 def weights(path: Path, steps: int = 3, change: Callable = lambda module: None, **sizes) -> dict[str, torch.Tensor]:
-    """What a script's train() returns, in this process; prints nothing. change: what to do to the script before."""
+    """The weights that a script's train() returns here; prints nothing. change: what to do to the script before."""
     spec = importlib.util.spec_from_file_location("script", path)
     module = sys.modules["script"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -163,7 +163,7 @@ def test_stages_split_layers_and_sequences_are_one_process_and_send_what_theory_
 
 
 def mixed(steps: int = 3) -> dict[str, torch.Tensor]:
-    """What one process learns if each expert sees all tokens, and counts for those that chose it."""
+    """The weights that one process learns if each expert sees all tokens, and counts for the ones that chose it."""
 
     def forward(experts, x):
         best, chosen = experts.router(x).topk(2)

@@ -121,7 +121,7 @@ def test_the_held_out_loss_does_not_depend_on_the_ranks(shared_world, sequences)
 
 
 def first_dropped() -> Tensor:
-    """Which activations are left out where every rank has the same sequences."""
+    """The activations that are left out where every rank has the same sequences."""
     trainer = Trainer(replace(GPT, dropout=0.5), replace(TRAINING, batch=3))
     kept = []
     trainer.model.module.embedding.register_forward_hook(lambda *args: kept.append(args[-1][0] != 0))
@@ -219,7 +219,7 @@ def resumed(folder: str) -> tuple[list[Tensor], tuple]:
 
 
 def assert_goes_on(found: tuple, left: list[Tensor], wanted: tuple) -> None:
-    """What is read is what was left, bit for bit; what follows differs by the order of sums only."""
+    """A checkpoint is read as it was left, bit for bit; what follows differs by the order of sums only."""
     assert all(torch.equal(*pair) for pair in zip(found[0], left, strict=True))
     assert_close(found[1], (wanted[0][-len(found[1][0]) :], wanted[1]))
 

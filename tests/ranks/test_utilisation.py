@@ -17,7 +17,7 @@ TRAINING = TrainingConfig(steps=2, batch=7)  # 7: uneven shares
 
 
 def peaks_of_1_10_and_100(dtype):
-    """Of all ranks, and of the first and the last, where rank r makes 10ʳ FLOP/s."""
+    """Peaks of all ranks, and of the first and the last, where rank r makes 10ʳ FLOP/s."""
     own, machine.peak = machine.peak, lambda dtype, device: 10.0 ** dist.get_rank()
     group = dist.new_group([0, 2])
     try:

@@ -34,7 +34,7 @@ def toy(seed: int, **kwargs) -> Toy:
 
 
 class Trained:
-    """A model with its optimizer at some stage. part: of the model's parameters, in groups of their own."""
+    """A model with its optimizer at some stage. part: of the model's parameters, in separate groups."""
 
     def __init__(self, stage: str, model: nn.Module, optimizer=torch.optim.AdamW, **options):
         self.sharded = stage in ("3", "fsdp")
@@ -265,7 +265,7 @@ def held(stage: int, dtype: torch.dtype, compute: torch.dtype | None = None, sha
 
 
 def theirs(rows, frozen, n, stage, bytes, replicas=1, rank=0) -> list[int]:
-    """theory.sharding's bytes: what learns, and what is frozen, of which there are neither gradients nor states."""
+    """theory.sharding's bytes: what learns, and what is frozen, without gradients and states."""
     parameter, gradient, master = bytes
     shards = {"replicas": replicas, "rank": rank}
     tensors = 2 * len(rows) if stage == 3 else 4

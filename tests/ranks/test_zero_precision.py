@@ -21,7 +21,7 @@ def in_float16(model: nn.Module) -> nn.Module:
 
 
 def weight(rank: int, n: int, step: int) -> float:
-    """Of a loss."""
+    """The weight of a loss."""
     return 2.0**30 if (rank, step) == (n - 1, AT) else 1.0
 
 

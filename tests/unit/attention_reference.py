@@ -14,7 +14,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def mask_of(seq: int, causal: bool, documents_BT: Tensor | None, window: int | None = None) -> Tensor:
-    """What a query sees, [B or 1, 1, S, S]: a document is a run of equal numbers."""
+    """The keys that a query sees, [B or 1, 1, S, S]: a document is a run of equal numbers."""
     mask = torch.ones(1, seq, seq, dtype=torch.bool)
     if causal:
         mask = mask.tril()
@@ -33,8 +33,9 @@ def full(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, documents_BT: Ten
 
 
 def differences(attend, one_process, whole: list[Tensor], cut, weights: Iterable[Tensor] = (), learn: str = "") -> float:
-    """The largest difference of a rank's output and gradients to those of one process with all tokens. cut: gives a rank's part
-    of what tokens have. Gradients of weights, which every rank has, are summed. learn: the places of those of whole that do."""
+    """The largest difference of a rank's output and gradients from one process's with all tokens. cut: gives a rank's
+    part of what tokens have. Gradients of weights, which every rank has, are summed. learn: the places in whole that
+    do."""
     expected, weights = one_process(*whole, *weights), [*weights]
     pull = draw(*expected.shape, seed=9)
     right = torch.autograd.grad((expected * pull).sum(), whole + weights)

@@ -1,4 +1,4 @@
-"""What of one micro-batch's calls nothing hides, axis by axis, as theory.pace finds it."""
+"""The part of one micro-batch's calls that nothing hides, axis by axis, as theory.pace finds it."""
 
 from manyranks.theory import communicate, compute, data_parallel, pace, stages, states
 from manyranks.theory.communicate import BETWEEN, Passing

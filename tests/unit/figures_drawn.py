@@ -1,4 +1,4 @@
-"""What can be seen of a figure without looking: where its texts are."""
+"""The places of a figure's texts, without looking at it."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""What a learner may have made. A class leads to the names of its file: in a test's, they lead to pytest and every test."""
+"""Objects a learner may have made. A class leads to its file's names: in a test's, to pytest and every test."""
 
 import ctypes
 import io
@@ -11,7 +11,7 @@ STORE: list = []
 
 
 class Keeper:
-    """What a learner has made: it keeps a tensor, an optimizer of it, and a hook that sees a global list."""
+    """An object that a learner has made: it keeps a tensor, an optimizer of it, and a hook that sees a global list."""
 
     def __init__(self):
         self.tensor = torch.nn.Parameter(torch.zeros(SIZE // 8, dtype=torch.float64) + 1)

@@ -10,7 +10,7 @@ from manyranks.measure.audit import audited
 
 
 def learner(cell: str):
-    """What a cell defines as `answer`."""
+    """The function that a cell defines as `answer`."""
     exec(cell, names := {})
     return names["answer"]
 

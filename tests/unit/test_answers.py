@@ -1,4 +1,4 @@
-"""Explorers show what the answers beside them say. Chapters 09 and 10 have their answers in tests of their own."""
+"""Explorers show what the answers beside them say. Chapters 09 and 10 have separate tests of their answers."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""What a block asks of a GPU: closed formulas against plain enumeration, and figures of NVIDIA's own documents."""
+"""A block's demands on a GPU: closed formulas against plain enumeration, and figures of NVIDIA's own documents."""
 
 import math
 

@@ -12,7 +12,7 @@ H100, SIZES = clusters["h100-dgx"], [2**k for k in range(12, 30, 3)]
 
 
 def measured(cluster, ranks=8, **changes):
-    """What a node of this cluster would measure, by the model."""
+    """The rates that a node of this cluster would measure, by the model."""
     chip, link = cluster.accelerator, network.reached(cluster.route(ranks).ring, kernels.DEFAULT)
     times = [collectives.seconds("all_reduce", size, ranks, link) for size in SIZES]
     given = {

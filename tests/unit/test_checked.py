@@ -1,4 +1,4 @@
-"""What is said of a prediction: between which errors the closest published runs lie, or what none of them has."""
+"""Words about a prediction: the errors that the closest published runs lie between, or what none of them has."""
 
 import math
 

@@ -79,7 +79,7 @@ REFUSED = [
     (partial(optimal, [EQUAL], 0), "give 1 or more of both"),
     (partial(optimal, [EQUAL] * 3, 37), "no plan for these 3 layers fits"),
     *((partial(optimal, [EQUAL, large, EQUAL], 100), "no plan for these 3 layers fits") for large in LARGE),
-    (lambda: Schedules([EQUAL] * 3, 200).plan(39), "the least in which a plan for these layers fits is 40"),
+    (lambda: Schedules([EQUAL] * 3, 200).plan(39), "a plan for these layers needs at least 40"),
 ]
 
 

@@ -121,8 +121,8 @@ def flat(several: list[tuple[Message, ...]]) -> list[Message]:
 def missing(op: str, several: list[tuple[Message, ...]], elements: int, n: int, root: int) -> list[tuple[int, int]]:
     """Runs the rounds; the (rank, element) that do not end with what the operation promises.
 
-    For each rank and element, `have` is the set of ranks whose numbers are in it; in an all_to_all, element e of rank r's input
-    is number r·elements + e of a common tensor, of which each rank is to have its part.
+    For each rank and element, `have` is the set of ranks whose numbers are in it; in an all_to_all, element e of rank
+    r's input is number r·elements + e of a common tensor, and each rank is to have its part of that.
     """
     owner = [r for r, size in enumerate(chunk_sizes(elements, n)) for _ in range(size)]
     if op == "all_to_all":

@@ -263,7 +263,7 @@ def picture(plot: Knobs) -> np.ndarray:
 
 
 def distance(point: np.ndarray, line: np.ndarray) -> float:
-    """Of a point from a line through several."""
+    """The distance of a point from a line through several."""
     at = np.linspace(0, len(line) - 1, 500)
     finely = np.column_stack([np.interp(at, range(len(line)), coordinates) for coordinates in line.T])
     return np.linalg.norm(finely - point, axis=1).min()

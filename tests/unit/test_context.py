@@ -35,7 +35,7 @@ BY_HAND = {
 
 
 def of_block(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """What a block gives: (o, lse), of no keys too."""
+    """The results of a block: (o, lse), of no keys too."""
     if not scores.numel():
         return torch.zeros(values.shape[-1], dtype=DOUBLE), torch.tensor(-math.inf, dtype=DOUBLE)
     return scores.softmax(0) @ values, scores.logsumexp(0)
@@ -84,7 +84,8 @@ def test_scores_of_ten_thousand_are_no_trouble():
 
 
 def test_no_tensor_is_larger_than_the_scores_of_a_pair_of_tiles():
-    """Of all heads: 4 of them, 32 × 32 numbers of 4 bytes. All queries, all keys and values, and their gradients have less."""
+    """Scores of all 4 heads, 32 × 32 numbers of 4 bytes. All queries, keys and values, and their gradients have
+    less."""
     qkv = [draw(1, heads, 256, 2).float().requires_grad_() for heads in (4, 1, 1)]
     for causal, documents in product((True, False), (None, torch.arange(256)[None] // 100)):
         with Largest() as largest:

@@ -45,7 +45,7 @@ def test_tensor_parallelism_sends_n_times_what_ulysses_sends(n, b, units):
 
 
 def seen(seq: int, n: int, layout: str, sees, tile: int | None = 1) -> context.Work:
-    """Every pair of tiles of which a query sees a key, looked at score by score."""
+    """Every pair of tiles where a query sees a key, looked at score by score."""
 
     def tiles(chunk: range) -> list[range]:
         sizes = chunk_sizes(len(chunk), -(-len(chunk) // (tile or len(chunk))))

@@ -1,4 +1,4 @@
-"""Which ranks wait for ever, on calls made by hand; no process is started."""
+"""Ranks that wait for ever, on calls made by hand; no process is started."""
 
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ GROUPS = {"default": ALL, "pair": (0, 1), "rest": (1, 2)}
 
 
 def calls_of(text: str) -> list[Call]:
-    """ "send 1; recv 2 tag 5; all_reduce in pair; broadcast 0; all_gather of 8", in the order in which a rank issues them."""
+    """ "send 1; recv 2 tag 5; all_reduce in pair; broadcast 0; all_gather of 8", in the order a rank issues them in."""
     calls, counts = [], {}
     for words in (one.split() for one in text.split(";") if one.strip()):
         named = dict(pairwise(words))
@@ -48,7 +48,7 @@ def looked(calls: list[Call], blocked, certain: bool = True, **more) -> Whereabo
 
 
 def case(**ranks: str) -> tuple[dict[int, Whereabouts], dict[int, Reply]]:
-    """What each rank has issued. It waits in the last of these calls, unless other words stand before a colon."""
+    """The calls that each rank has issued. It waits in the last one, unless other words stand before a colon."""
     looks, ended = {}, {}
     for name, text in ranks.items():
         rank, (how, _, rest) = int(name.removeprefix("rank")), text.rpartition(":")

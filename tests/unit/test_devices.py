@@ -1,4 +1,4 @@
-"""What the techniques and the trainer make says where: on a GPU, a tensor on the CPU would go over gloo, or not at all."""
+"""Techniques and trainer say where they make tensors: on a GPU, one on the CPU would go over gloo, or not at all."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the judge draws, so that no answer that knows numbers or sizes by heart gets points for them."""
+"""Cases that the judge draws, so that no answer gets points for knowing numbers or sizes by heart."""
 
 from random import Random
 

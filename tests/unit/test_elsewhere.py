@@ -8,7 +8,7 @@ from tests.unit.keepers import NO_COPIES, SIZE, STORE, WAYS, Keeper
 
 @pytest.fixture
 def more(tmp_path):
-    """How many bytes more there are when something has been done to a keeper."""
+    """Counts the bytes that are added when something is done to a keeper."""
     yield lambda change: measured(str(tmp_path), change)
     STORE.clear()
     if "kept" in vars(Keeper):

@@ -43,7 +43,7 @@ EXPERTS = 8
 
 @st.composite
 def routings(draw):
-    """Of 1, 2, 4 or 8 ranks with 8 experts, some copies dropped, some ranks without tokens; and a number of nodes."""
+    """Routings of 1, 2, 4 or 8 ranks with 8 experts, some copies dropped, some ranks without tokens; and nodes."""
     ranks = draw(st.sampled_from([1, 2, 4, 8]))
     top_k = draw(st.integers(1, 4))
     experts = st.lists(st.integers(0, EXPERTS - 1), min_size=top_k, max_size=top_k, unique=True)

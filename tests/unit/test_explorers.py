@@ -1,4 +1,4 @@
-"""What all explorers share: the scenario that is carried, tiles, presets, parts that say their numbers, and "Measure it"."""
+"""Parts that explorers share: the scenario that is carried, tiles, presets, parts with numbers, and "Measure it"."""
 
 import asyncio
 import inspect
@@ -24,7 +24,7 @@ SCENARIO = Scenario(models["llama3-8b"], Plan(dp=64, zero=3, seq=1024), clusters
 
 
 class Plot(show.hardware.MessageTime):
-    """Chapter 00's plot with shared controls and one of its own."""
+    """Chapter 00's plot with shared controls and a private one."""
 
     code = None
 
@@ -143,7 +143,7 @@ def test_a_part_lies_where_the_picture_has_it():
 
 
 class Counted:
-    """What "Measure it" runs in these tests: it waits until it's stopped, if it's told so."""
+    """The function that "Measure it" runs in these tests: it waits until it's stopped, if it's told so."""
 
     def __init__(self, waits=False, fails=""):
         self.waits, self.fails, self.stopped = waits, fails, False

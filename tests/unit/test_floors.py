@@ -1,6 +1,7 @@
 """The library's floors: which package imports which, what importing one brings in, and how long files and functions are."""
 
 import ast
+import re
 import statistics
 import subprocess
 import sys
@@ -136,6 +137,11 @@ def test_a_room_of_world_takes_from_those_before_it_only():
     for name, place in places.items():
         taken = neighbours(modules[name][0], modules[name][1].read_text(), modules) - {"manyranks.world"}
         assert all(places[other] <= place for other in taken), name
+
+
+def test_the_map_of_world_shows_its_rooms_from_the_top():
+    page = ast.get_docstring(ast.parse(MODULES["manyranks.world.__init__"].read_text()))
+    assert re.findall(r"^(\w+)  ", page, re.MULTILINE) == [*reversed(ROOMS)]
 
 
 def test_no_import_leads_back_to_where_it_began():
@@ -277,7 +283,7 @@ def test_the_median_function_is_short():
 
 
 def forbidden_imports(module: str, source: str) -> list[str]:
-    """What the module imports against the table, wherever in the file the import stands."""
+    """Lists what the module imports against the table, wherever in the file the import stands."""
     package = module.split(".")[1]
     return [name for name in imported(module, source) if not allowed(package, name)]
 

@@ -1,4 +1,4 @@
-"""What a layer keeps with fused kernels: the theory's bytes, and PyTorch's gradients."""
+"""A layer with fused kernels keeps the theory's bytes, and gives PyTorch's gradients."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Which notebooks of a folder are read, and whose they are."""
+"""The notebooks of a folder that are read, and whose they are."""
 
 import os
 import subprocess

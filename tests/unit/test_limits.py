@@ -1,4 +1,4 @@
-"""What a World may be asked for: every refusal names the given value and what is allowed, before any process starts."""
+"""Limits on a World: every refusal names the given value and what is allowed, before any process starts."""
 
 import importlib.util
 import re

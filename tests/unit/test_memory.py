@@ -193,7 +193,7 @@ def test_each_multi_token_prediction_module_keeps_one_more_layer_and_one_more_he
 
 
 def saved_bytes(layer, x, parameters):
-    """Bytes of the storages that autograd keeps, each counted once, less those of parameters."""
+    """Bytes of the storages that autograd keeps, each counted once, without parameters."""
     kept = {}
 
     def keep(tensor):

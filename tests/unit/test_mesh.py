@@ -17,7 +17,7 @@ ORDERS = (AXES, ("dp", "pp", "cp", "tp"), ("tp", "cp", "dp", "pp"), ("cp", "pp",
 
 @st.composite
 def meshes(draw, most: int = 4) -> Mesh:
-    """Of odd and even degrees, in any order, with any ep and dp_shard that go with them."""
+    """Meshes of odd and even degrees, in any order, with any ep and dp_shard that go with them."""
     degrees = {axis: draw(st.integers(1, most)) for axis in AXES}
     shard = draw(st.sampled_from(divisors(degrees["dp"])))
     shards = shard * degrees["cp"]

@@ -40,7 +40,7 @@ def test_a_chip_s_roof_is_that_of_its_data_sheet():
 
 
 def moved_elements(m, k, n, tile):
-    """Of a product made tile by tile, counted: each tile of the result reads its rows and columns, and is written."""
+    """Elements that a product made tile by tile moves: each tile reads its rows and columns, and is written."""
     blocks = [[range(i, min(i + tile, size)) for i in range(0, size, tile)] for size in (m, n)]
     return sum(k * len(rows) + k * len(columns) + len(rows) * len(columns) for rows in blocks[0] for columns in blocks[1])
 

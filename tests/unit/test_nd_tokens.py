@@ -1,4 +1,4 @@
-"""Tokens per GPU from which on an axis can hide what it sends: the closed forms, step.estimate, and published rules."""
+"""The fewest tokens per GPU that let an axis hide what it sends: closed forms, step.estimate, and published rules."""
 
 from itertools import pairwise
 

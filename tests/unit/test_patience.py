@@ -1,4 +1,4 @@
-"""Who waits for processes that start gives up only when they stand still; on times and efforts made by hand."""
+"""A wait for processes that start gives up only when they stand still; on times and efforts made by hand."""
 
 import os
 import sys

@@ -213,7 +213,7 @@ TORCH = {
 
 
 def local_stages(placement):
-    """Of rank 0, as far as PyTorch's schedules look at them when no module is run."""
+    """Rank 0's stages, as far as PyTorch's schedules look at them when no module is run."""
     last, common = len(placement) - 1, {"group_size": max(placement) + 1, "group_rank": 0, "submod": None}
     own = [stage for stage, rank in enumerate(placement) if rank == 0]
     return [SimpleNamespace(stage_index=s, is_first=s == 0, is_last=s == last, num_stages=last + 1, **common) for s in own]

@@ -38,14 +38,14 @@ THREE = [
 
 
 def shown(*drawn: Run) -> list[Axes]:
-    """Of each chart, the axes of its bands, and those of what is held."""
+    """For each chart, the axes of its bands, and the axes of what is held."""
     charts = Charts(len(drawn), 4, 0.5, "time", "FBIW", split=True, links=True)
     charts.show([("a run", each) for each in drawn])
     return charts.figure.axes
 
 
 def height(bands: Axes) -> float:
-    """Of a rank's row."""
+    """The height of a rank's row."""
     return 2 * named(bands, "ranks").get_offsets()[0][1]
 
 
@@ -238,12 +238,12 @@ def test_bars_are_the_peaks_of_each_rank_and_lines_the_closed_forms_of_those_tha
 
 
 def value(form: str, **letters: float) -> float:
-    """Of a closed form as it is written, such as (p − 1)(F + I − 2W)/2."""
+    """The value of a closed form as it is written, such as (p − 1)(F + I − 2W)/2."""
     return eval(re.sub(r"(?<=[\w)])(?=[A-Za-z(])", "*", form.replace("−", "-")), letters)
 
 
 def said(**change) -> Said:
-    """What is said of the upper schedule alone: the lower one is the same."""
+    """The words about the upper schedule alone: the lower one is the same."""
     values = DEFAULT | change
     return Two().update(**values | {"second": values["first"]})
 

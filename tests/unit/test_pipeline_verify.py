@@ -1,4 +1,4 @@
-"""What verify refuses, what it says, and that it agrees with a simulation of synchronous sends."""
+"""Checks what verify refuses, what it says, and that it agrees with a simulation of synchronous sends."""
 
 import re
 from dataclasses import replace
@@ -179,12 +179,12 @@ def test_held_counts_until_the_weight_gradient():
 
 def test_the_excerpt_has_the_neighbouring_ranks_and_positions_and_names_stages_where_there_are_several():
     assert (
-        excerpt(schedules.one_f_one_b(4, 4), 1, 3, around=1)
+        excerpt(schedules.one_f_one_b(4, 4), 1, 3)
         == """\
-  position  2   3   4
-    rank 0 F2  F3  B0
-    rank 1 F2 [B0] F3
-    rank 2 B0  F2  B1"""
+  position  0   1   2   3   4   5   6
+    rank 0 F0  F1  F2  F3  B0  B1  B2
+    rank 1 F0  F1  F2 [B0] F3  B1  B2
+    rank 2 F0  F1  B0  F2  B1  F3  B2"""
     )
     assert "[F0s3]" in excerpt(schedules.interleaved(2, 2, 2), 1, 2)
     assert "F2s3+B0s0" in excerpt(schedules.dualpipe_v(2, 4), 0, 9)

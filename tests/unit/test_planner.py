@@ -88,7 +88,7 @@ CASES = random.Random(60)
 
 
 def _case() -> tuple[ModelShape, int, int, dict[str, object]]:
-    """A shape, GPUs, a batch and choices, some of which the closed forms of other stacks and schedules decide."""
+    """A shape, GPUs, a batch and choices; closed forms of other stacks and schedules decide some of them."""
     moe = CASES.random() < 0.5
     experts = {"experts": 4, "top_k": 2, "expert_ffn": 1024, "dense_layers": CASES.choice((0, 1))} if moe else {}
     shape = ModelShape("one", CASES.randint(3, 7), 1024, 4096, 8, 32000, kv_heads=CASES.choice((2, 8)), **experts)

@@ -51,7 +51,7 @@ STEPS = st.lists(st.sampled_from(["aten::mm", "aten::mul", "aten::linear", "end"
 
 
 def nested(steps: list[str]) -> list[tuple[int, int, str]]:
-    """Calls in the order in which they began: a name opens one, "end" closes the innermost, "wait" lets a second go by."""
+    """Calls in the order they began in: a name opens one, "end" closes the innermost, "wait" lets a second go by."""
     calls, open_, now = [], [], 0
     for step in [*steps, *["end"] * len(steps)]:
         if step == "wait":

@@ -11,7 +11,7 @@ from manyranks import progress_bar
 
 
 class Shown:
-    """What a notebook has shown under one display id."""
+    """The texts that a notebook has shown under one display id."""
 
     def __init__(self):
         self.seen = []

@@ -101,6 +101,7 @@ def test_continuous_integration_runs_make_test():
     assert re.findall(r"^(?:make|python3) .*$", run.read_text(), re.MULTILINE) == [
         "python3 .ci/bare_install.py",
         "make pyodide",
+        "make types",
         "make test",
         "make labs",
         "make site-test",
@@ -170,7 +171,7 @@ def test_the_gallery_has_every_explorer():
 
 
 def test_a_checkout_is_not_large(tracked):
-    """A clone is this and what git has of the past: 29 MB in all when this was written, of which 15 are here."""
+    """A clone is this and what git has of the past: 29 MB in all when this was written, with 15 of them here."""
     assert sum(map(len, tracked.values())) < 20e6
 
 

@@ -301,7 +301,7 @@ DOINGS = st.one_of(
 
 
 def program_of(doings) -> Program:
-    """Of four ranks. What blocks needs nothing but what was written before it, or with it: so there is no deadlock."""
+    """A program of four ranks. A blocking call needs only what was written before or with it, so nothing deadlocks."""
     ranks: list[list] = [[] for _ in range(4)]
     on_the_way = defaultdict(deque)  # bytes of the messages without a Recv
 

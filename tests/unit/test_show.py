@@ -1,4 +1,4 @@
-"""What chapters show: units, tables, listings, figures, and explorers that are driven from code."""
+"""Things that chapters show: units, tables, listings, figures, and explorers that are driven from code."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""What data parallelism adds to a step: buckets, rings and trees, worked out by hand from the links of a DGX."""
+"""Data parallelism's share of a step: buckets, rings and trees, worked out by hand from the links of a DGX."""
 
 from itertools import pairwise
 

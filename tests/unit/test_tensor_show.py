@@ -119,7 +119,7 @@ def test_the_collectives_drawn_are_those_that_the_theory_counts():
 
 
 def heights(figure) -> list[list[float]]:
-    """Of each stack of bars, from below."""
+    """The heights in each stack of bars, from below."""
     return [[bar.get_height() for bar in container] for container in figure.axes[0].containers]
 
 

@@ -125,7 +125,8 @@ def test_without_regathering_4sbh_more_are_kept_all_but_the_own_part(t, b, recom
 
 
 def test_without_regathering_whole_inputs_stay():
-    """Of the head, too; of a layer, though selective recomputation makes an RMSNorm again; of tensor parallelism alone none."""
+    """The head's, too; a layer's, though selective recomputation redoes an RMSNorm. Plain tensor parallelism
+    keeps them anyway."""
     plan = Plan(tp=4, **NO_FLASH)
     kept, again = (memory.activations(PAPER, each) for each in (replace(plan, regather=False), plan))
     assert kept - again == (PAPER.layers * 4 + 2) * 2048 * PAPER.hidden * 3 // 4

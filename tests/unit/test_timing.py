@@ -1,4 +1,4 @@
-"""measure.timing and measure.machine: what is called, in which order, and what is refused. No speed is asserted."""
+"""measure.timing and measure.machine: what is called, in order, and what is refused. No speed is asserted."""
 
 import math
 
@@ -10,7 +10,7 @@ from manyranks.measure import machine, timing
 
 @pytest.fixture
 def log(monkeypatch):
-    """What was done, in order; each look at the clock is a second after the one before."""
+    """The things that were done, in order; each look at the clock is a second after the one before."""
     done = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: done.append(f"synchronised {device}"))
 

@@ -1,4 +1,4 @@
-"""What a step sends: against the counts of the papers, sums over programs, and tokens drawn at random."""
+"""The bytes that a step sends: against the counts of the papers, sums over programs, and tokens drawn at random."""
 
 from dataclasses import replace
 

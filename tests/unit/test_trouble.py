@@ -1,4 +1,4 @@
-"""What a learner is told of collectives that do not fit together."""
+"""The words a learner reads about collectives that do not fit together."""
 
 import pytest
 

@@ -16,7 +16,7 @@ def message(number: int, op: str, peer: int | None, started: float, sequence: in
 
 
 def waits(*ranks: tuple[list[Call], list[tuple[int | None, float, float]]]) -> dict[int, list[tuple[float, float, float]]]:
-    """Of ranks' calls, all made before the waits (call, started, finished)."""
+    """Waits of ranks' calls, all made before the waits (call, started, finished)."""
     recordings = {}
     for rank, (calls, waited) in enumerate(ranks):
         journal = [Event(False, call.number, call.started, call.started, 0, 0) for call in calls]

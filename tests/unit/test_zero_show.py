@@ -21,7 +21,7 @@ def drawn(**change) -> list[Axes]:
 
 
 def written(**change) -> list[list[str]]:
-    """What each panel's texts are."""
+    """The texts of each panel."""
     return [words(panel) for panel in drawn(**change)]
 
 

@@ -123,7 +123,7 @@ class Drawn(NamedTuple):
 
 
 class Helpers:
-    """The functions that the exercise gives, and those of tasks before. They note what they are given."""
+    """The functions that the exercise gives, and earlier tasks' functions. They note what they are given."""
 
     def __init__(self, watch: Watch, places: list[Tensor], weighs: bool = False):
         self._watch, self._places, self._weighs = watch, places, weighs

@@ -1,8 +1,8 @@
-"""A folder for exercise 12: real files under names of its own, and a record of what happens to them.
+"""A folder for exercise 12: real files, whose names are kept here, and a record of what happens to them.
 
-Python's open() and os reach it where a path begins with FOLDER: a learner's rank may write files, but its fences let it neither
-rename nor remove any, so names are kept here. The record says what was done, and what names and files held
-before and after it. What a power cut would leave is worked out from it elsewhere, where no learner's code runs.
+Python's open() and os reach it where a path begins with FOLDER: a learner's rank may write files, but its fences let it
+neither rename nor remove any, so names are kept here. The record says what was done, and what names and files held
+before and after it. Another process, where no learner's code runs, works out from it what a power cut would leave.
 """
 
 import builtins
@@ -108,7 +108,7 @@ class Disk:
         finally:
             self._note("the end")
 
-    # What stands in for open() and os. real: what it stands for
+    # The stand-ins for open() and os. real: what it stands for
 
     @staticmethod
     def _own(path: Any) -> str:

@@ -169,7 +169,7 @@ def _of_triton(file: str) -> bool:
 class Launchers(TorchDispatchMode):
     """Inside, torch makes tensors and views. Raises Stopped where it computes, or hands out numbers.
 
-    Triton's interpreter may call what it needs. filled: is told what torch fills, and with which number.
+    Triton's interpreter may call what it needs. filled: is told what torch fills, and with what number.
     """
 
     _WAYS_OUT = ("numpy", "tolist")

@@ -1,4 +1,4 @@
-"""Sizes and logs, a device on a clock of its own, and spans of ranks, for the functions of exercise 09_mfu.
+"""Sizes and logs, a device with its own clock, and spans of ranks, for the functions of exercise 09_mfu.
 
 The device and the ranks' steps are on a virtual clock: what is read there is the same each time. No answer is here.
 """
@@ -117,7 +117,7 @@ def drawn_timings(random: Random) -> list[Timing]:
 
 
 class Device:
-    """A device on a clock of its own, busy with older work. It stays with who judges.
+    """A device with its own clock, busy with older work. It stays with the judge.
 
     Calls of other ranks' devices take other times, and their work as many units. One measurement has a hiccup.
 

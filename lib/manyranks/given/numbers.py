@@ -35,5 +35,5 @@ def drawn(*words) -> Random:
 
 
 def uneven(shape: tuple[int, ...]) -> Tensor:
-    """Returns the same numbers for a shape, no two of them alike: what a result is multiplied by."""
+    """Returns the same numbers for a shape, no two of them equal: what a result is multiplied by."""
     return torch.cos(torch.arange(torch.Size(shape).numel(), dtype=torch.float64)).view(shape)

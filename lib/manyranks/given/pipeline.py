@@ -65,7 +65,7 @@ def _traits(case: Case, tables: list[list[tuple]]) -> dict[str, Fact]:
 
 
 def _beside_papers(case: Case, waits: float | None) -> dict:
-    """Compares a rank's waiting with that of the papers' schedules that keep to this cap."""
+    """Compares a rank's waiting with the waiting in the papers' schedules that keep to this cap."""
     (p, m, _, cap, times), found = case, {}
     for paper, least, enough in (("1F1B", p, "less"), ("ZB-H1", p, "no more"), ("ZB-H2", 2 * p - 1, "no more")):
         if 1 < p <= m and cap >= least:

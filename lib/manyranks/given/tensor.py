@@ -222,9 +222,20 @@ def cases_of_mlp(n: int) -> tuple[Case, ...]:
 
 
 def of_mlp(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeMLP], Tensor, Tensor]:
-    number, _ = case.at(rank, n)
+    """Makes a whole MLP in which the units of other ranks are other numbers, so that nobody computes their share."""
+    number, r = case.at(rank, n)
     x, up = (normal((_S, B, _H), seed, number, what) for what in ("x", "up"))
-    return case, [made(WholeMLP, (_H, UNITS * case.t), seed, number)], x, up
+    whole_ = made(WholeMLP, (_H, UNITS * case.t), seed, number)
+    others = torch.arange(UNITS * case.t) % case.t != r
+    _change([whole_.gate_up.weight, whole_.gate_up.bias], others.repeat(2), seed, rank)
+    _change([whole_.down.weight.T], others, seed, rank, "down")
+    return case, [whole_], x, up
+
+
+def _change(weights: list[Tensor], rows: Tensor, *words) -> None:
+    """Writes other numbers into these rows."""
+    for i, weight in enumerate(weights):
+        weight.data[rows] = normal(weight.shape, "others", *words, i)[rows]
 
 
 def cases_of_attention(n: int) -> tuple[Case, ...]:
@@ -234,9 +245,15 @@ def cases_of_attention(n: int) -> tuple[Case, ...]:
 
 
 def of_attention(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeAttention], Tensor, Tensor, Tensor]:
-    number, _ = case.at(rank, n)
+    """Makes a whole attention in which the heads that this rank doesn't use are other numbers."""
+    number, r = case.at(rank, n)
     x, memory, up = (normal((k, B, _H), seed, number, i) for i, k in enumerate((_S, _T, _S)))
-    return case, [made(WholeAttention, (_H, _D, *case.heads), seed, number)], x, memory, up
+    whole_ = made(WholeAttention, (_H, _D, *case.heads), seed, number)
+    others = torch.arange(case.heads[0]) % case.t != r
+    unused = torch.arange(case.heads[1]) % case.t != r % case.heads[1]  # of keys and values: with fewer than t, all but one
+    _change([whole_.query.weight, whole_.output.weight.T], others.repeat_interleave(_D), seed, rank)
+    _change([whole_.key.weight, whole_.value.weight], unused.repeat_interleave(_D), seed, rank, "keys")
+    return case, [whole_], x, memory, up
 
 
 def cases_of_loss(n: int) -> tuple[Case, ...]:

@@ -41,7 +41,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Linear):
-    """The gradient of the weight comes before that of the scale, which is made last."""
+    """The gradient of the weight comes before the scale's, which is made last."""
 
     def __init__(self):
         super().__init__(_HIDDEN, _VOCAB, bias=False, **EXACT)
@@ -65,7 +65,7 @@ class Batch(NamedTuple):
 
 
 class Training(NamedTuple):
-    """A training. batches: of each step, those of its backward passes; finishes: whether finish() is called after each."""
+    """A training. batches: for each step, one per backward pass; finishes: whether finish() follows each pass."""
 
     optimizer: str
     settings: dict
@@ -78,7 +78,7 @@ class Training(NamedTuple):
 
 
 def trained(rank: int, seed: int, batches: int) -> tuple[nn.ModuleList, list[Batch]]:
-    """Layers to be run one after the other, the same on all ranks, of which number 2 is frozen; and a rank's batches.
+    """Layers to be run one after the other, the same on all ranks, with number 2 frozen; and a rank's batches.
 
     Batch 0 uses `shift` on no rank, 1 on one, 2 on all but one.
     """
@@ -91,7 +91,7 @@ def trained(rank: int, seed: int, batches: int) -> tuple[nn.ModuleList, list[Bat
 
 
 def pieces(whole: Tensor, n: int = 0) -> list[Tensor]:
-    """Cuts a tensor into each rank's piece, padding included. n: ranks, those of the world for 0."""
+    """Cuts a tensor into each rank's piece, padding included. n: ranks; 0 for all of the world."""
     flat, n = whole.detach().flatten(), n or dist.get_world_size()
     return [piece.clone() for piece in torch.cat([flat, flat.new_zeros(-flat.numel() % n)]).chunk(n)]
 

@@ -1,6 +1,6 @@
 """A learner's function or class that is not here: its source travels to the ranks and becomes one there.
 
-The process that judges never runs it. What it knows of it, a confined rank has told: its kind and the names of its methods.
+The process that judges never runs it. It knows only what a confined rank tells: its kind and its methods' names.
 """
 
 import gc

@@ -2,11 +2,11 @@
 
 They stand in solutions/<exercise>/mistakes.py, for teachers and CI. Running one makes its record and tests its hint.
 
-A mistake is the right answer with one step changed, and the sentence that tells the learner: what the answer does, then what
-to do. Write the right answer as a class with a method for each step; a mistake is one line then: `slip`. Where a line isn't
-enough, write `@mistake` above a class or a function. Leave the sentence out where the report has a hint of its own, and give
-`says`. Begin with points=0: the run prints what it got. Eight mistakes per task are enough, if they're those that people make,
-and every wrong answer that once passed.
+A mistake is the right answer with one step changed, and the sentence that tells the learner: what the answer does, then
+what to do. Write the right answer as a class with a method for each step; a mistake is one line then: `slip`. Where a
+line isn't enough, write `@mistake` above a class or a function. Leave the sentence out where the report has a hint
+already, and give `says`. Begin with points=0: the run prints what it got. Eight mistakes per task are enough, if
+they're those that people make, and every wrong answer that once passed.
 """
 
 import json
@@ -70,11 +70,13 @@ def mistake(task: str, hint: str = "", *, says: str = "", points: float = 0.0, o
 def slip(
     task: str, name: str, points: float, hint: str, answer=None, /, says: str = "", on: tuple[int, ...] = (), **steps
 ) -> None:
-    """Keeps a mistake in one line, under this name among those of the file: as `mistake` does.
+    """Keeps a mistake in one line, as `mistake` does, under this name in the file.
 
-    answer: a function, or the class of which it has other steps; else the class that is called like the task
+    answer: a function, or a class that gets other steps; by default the class that is called like the task
     """
     names = sys._getframe(1).f_globals
+    if names.get(name, answer) is not answer:
+        raise ValueError(f"two answers are called {name}, and the second would take the first one's place: rename it")
     for step, function in steps.items():
         if getattr(function, "__name__", "") == "<lambda>":
             function.__name__, function.__qualname__ = step, f"{name}.{step}"

@@ -1,7 +1,8 @@
-"""The score of record: each submission is judged in a process of its own, and what learners wrote runs on confined ranks only.
+"""The score of record: each submission is judged in its own process, and learners' code runs on confined ranks only.
 
-The process that judges reads a submission, and what its ranks send, as data. It has limits on time, memory and files, so that
-whatever ends it ends this submission only. What it compares with, it asks of the process above, which never sees either.
+The process that judges reads a submission, and what its ranks send, as data. It has limits on time, memory and files,
+so that whatever ends it ends this submission only. It asks the process above for what it compares with; that one never
+sees either.
 """
 
 import contextlib
@@ -53,7 +54,7 @@ _SUBMISSION, _A_CHECK = 45.0, 300.0  # seconds that its code may take in all, wh
 _MOST_AT_ONCE, _ROOM = 8, 2 * 2**30  # submissions; bytes for each
 _MEMORY, _FILE = 3 * 2**30, 64 * 2**20  # bytes more than at the start, and of a file
 _LOOK, _FULL = 0.2, 77  # seconds between two looks at what ranks have written; the exit code where that is too much
-_SMALL, _WHOLE = 1 << 22, 30.0  # bytes of a message between the processes, and seconds in which it has come whole
+_SMALL, _WHOLE = 1 << 22, 30.0  # bytes of a message between the processes, and seconds for it to come whole
 _WORDS, _SAID = 300, 300  # letters of what ranks say of an object, and of why something is not judged
 IN_SPITE = "To judge in spite of it: --fewer-fences, or c.JudgeApart.fewer_fences = True for nbgrader"
 SOLUTIONS = Path("solutions")  # beside exercises/, where a course has them
@@ -128,8 +129,8 @@ class Judge:
     """Judges submissions. A context manager.
 
     fewer_fences: also without the important ones, or as root; solutions: folder of the right answers, which is run as it is;
-    at_once: how many submissions, else what this machine has processors and memory for; sandboxed: each submission's ranks in
-    a sandbox of its own, by default where there is one.
+    at_once: how many submissions, else what this machine has processors and memory for; sandboxed: whether each
+    submission's ranks get their own sandbox, by default where there is one.
 
     Raises RuntimeError where the fences that it needs do not stand.
     """
@@ -360,7 +361,7 @@ def _how(pid: int) -> Ended | NotJudged:
 def _live(read: Callable[[], NotebookNode], ranks: Confined, seed: int, above: socket.socket, server: local.Forkserver) -> None:
     """The whole life of that process. Never returns."""
     try:
-        gc.freeze()  # what that process has left for its collector stays: an object's end may wait for a thread of its own
+        gc.freeze()  # what that process has left for its collector stays: an object's end may wait for its own thread
         os.setsid()  # an interrupt reaches the process above, which ends this one
         die_with_the_parent()
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -370,7 +371,7 @@ def _live(read: Callable[[], NotebookNode], ranks: Confined, seed: int, above: s
         confine.limit(_FILE, _MEMORY)
         local.use(server)
         threading.Thread(target=_look_at_the_disk, args=(ranks.seen, server), daemon=True).start()
-        cells.only_remembered = True
+        cells.open_no_files()
         _Court(above, seed, Terms(ranks, _SUBMISSION)).judge(read)
     finally:
         os._exit(1)
@@ -433,8 +434,8 @@ class _Court:
         if self._terms.left <= 0:
             took = f"the cells and checks above it took more than {_SUBMISSION:.0f} s"
             return _no_points(check, "has time", took, "look at those that take long, or are not over")
-        told, late = (self._never_end, False) if self._never_end else _asked(check, self._terms)
-        self._never_end = self._never_end or (told if late else None)
+        told, too_late = (self._never_end, False) if self._never_end else _asked(check, self._terms)
+        self._never_end = self._never_end or (told if too_late else None)
         if told.kind == "missing":
             hint = "restart the kernel, run all cells, and look at this one"
             return _no_points(check, f"{check.name} is there", told.error, hint)

@@ -3,10 +3,11 @@
 A cell that asks a grader of this library is judged by grade.apart, whatever the learner's own kernel would have said of it.
 Only where a teacher has added test cells of another form does the notebook run in a kernel, as nbgrader has it.
 
-A process of its own, with limits on time and memory, reads a submission and writes it anew, with nothing but cells and their
-names. What nbgrader would stumble over is not in it, or ends that process: the next student is graded all the same.
-nbgrader itself gives full marks to a test cell without output, or with one that is no number ≥ 0 (its issue 427, and
-`determine_grade` in nbgrader/utils.py), and drops a submission whose kernel dies. nbgrader_config.py puts these steps in place.
+A separate process, with limits on time and memory, reads a submission and writes it anew, with nothing but cells and
+their names. A file that nbgrader would stumble over is cleaned there, or ends that process: the next student is graded
+all the same. nbgrader itself gives full marks to a test cell without output, or with one that is no number ≥ 0 (its
+issue 427, and `determine_grade` in nbgrader/utils.py), and drops a submission whose kernel dies. nbgrader_config.py
+puts these steps in place.
 """
 
 import re
@@ -128,7 +129,7 @@ def outputs(judged: apart.Judged) -> list[NotebookNode]:
 
 
 class Tidied(NbGraderPreprocessor):
-    """Writes a submission anew: of each cell its kind, its source and its name. Of cells with one name, the last one keeps it.
+    """Writes a submission anew: of each cell its kind, its source and its name. The last cell of a name keeps it.
 
     nbgrader leaves an empty entry in a cell that is there twice, takes it for an old version's, and grades nobody after it.
     """
@@ -322,7 +323,7 @@ def rounded(number: float, digits: int = 0) -> float | str:
 
 
 class Export(CsvExportPlugin):
-    """nbgrader's table, in which a submission that was not judged to its end has no score."""
+    """nbgrader's table, without a score for a submission that was not judged to its end."""
 
     def export(self, gradebook: Gradebook) -> None:
         super().export(gradebook)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from manyranks import progress
+from manyranks.given.numbers import seed_of
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Advice, Allowed, advised
 from manyranks.grade.trial import Again, Event, Make, Run, Seen, Sent, Terms, Then, Trial, ran_again, trials
@@ -23,7 +24,7 @@ from manyranks.measure.fingerprints import Print, fact, listed
 from manyranks.measure.journal import COPY, Stopped
 from manyranks.measure.mistakes import Mistake, ending_so, explained
 from manyranks.report import UNWRITTEN, Line, Report
-from manyranks.world.strangers.trouble import SAME_CHUNK, Trouble, ending
+from manyranks.world.strangers.trouble import SAME_CHUNK, Trouble, ending, short
 
 FOLDER = Path(__file__).parent / "data"
 _WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatever else holds
@@ -34,7 +35,7 @@ Cases = Sequence[Any] | Callable[[int], Sequence[Any]]  # those of all worlds, o
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a task. right: case -> what each rank does; mistakes: in the order in which they are tried."""
+    """The record of a task. right: case -> what each rank does; mistakes: in the order that they are tried in."""
 
     right: dict[str, list[Seen]]
     mistakes: tuple[Mistake, ...] = ()
@@ -52,7 +53,7 @@ class Task:
     cases: what it runs in, on worlds of the sizes in `worlds`
     make: what a rank gets in a case, made by who judges, so that nothing on a rank says what is right; else the case itself
     more: draws cases for the judge where these are the same for all, which run first: a table of these is no way to any points
-    then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on a rank of its own
+    then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on another rank
     part: whether cases that ended well count where a later one did not
     allowed: what may be called of what is ready-made
     advice: on what Python and torch say of wrong answers
@@ -97,18 +98,23 @@ class Task:
         """Checks the learner's answer on real ranks."""
         return replace(check(self, answer, shipped(self.exercise)[self.name]), exercise=self.exercise)
 
+    @property
+    def own_seed(self) -> int:
+        """A seed of its own for each task: what one is given tells nothing of what another is given. 0 stays the library's."""
+        return self.seed and seed_of(self.seed, self.name)
+
     def cases_on(self, n: int) -> Sequence[Any]:
         """Returns the cases of a world of n ranks."""
-        drawn = self.more(Random(self.seed)) if self.more and self.seed else ()
+        drawn = self.more(Random(self.own_seed)) if self.more and self.seed else ()
         return [case for cases in (drawn, self.cases) for case in (cases(n) if callable(cases) else cases)]
 
     def tried(self, answer, terms: Terms | None = None) -> list[Trial]:
         """Runs the answer in all cases. terms: of who judges strangers' answers."""
-        terms, make = terms or Terms(), lambda *where: self.make(*where, self.seed)
+        terms, make = terms or Terms(), lambda *where: self.make(*where, self.own_seed)
         with _one_thread():
             found = trials(answer, self.run, make, self.cases_on, self.worlds, self.allowed, self.part, terms)
         if isinstance(self.then, Again):
-            found = ran_again(found, self.then.then, lambda case: self.make(case, 0, 1, self.seed + 1), terms)
+            found = ran_again(found, self.then.then, lambda case: self.make(case, 0, 1, self.own_seed + 1), terms)
         elif self.then:
             found = [one.after(self.then) for one in found]
         return [replace(one, given=()) for one in found]  # which may be large
@@ -253,7 +259,7 @@ def _on_arguments(task: Task, answer, found: Trouble) -> str:
 def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding | None:
     """The line of the i-th judge; None where no trial ended well.
 
-    Of the trials that are wrong, the one with most ranks tells most mistakes apart; one that was judged goes first.
+    Among wrong trials, the one with most ranks tells most mistakes apart; one that was judged goes first.
     """
     judge, ended = task.judges[i], [one for one in done if one.verdicts]
     if not ended:
@@ -300,16 +306,19 @@ def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
 
 
 def _once(lines: list[Line]) -> tuple[Line, ...]:
-    """The lines, each hint at the first that has it."""
+    """The lines, each hint at the first that has it; what a rank has sent may be long."""
     hints = [line.hint for line in lines]
-    return tuple(replace(line, hint="") if line.hint in hints[:i] else line for i, line in enumerate(lines))
+    return tuple(
+        replace(line, found=short(line.found), hint="" if line.hint in hints[:i] else short(line.hint))
+        for i, line in enumerate(lines)
+    )
 
 
 # Points
 
 
 def _share(task: Task, done: list[Judged]) -> float:
-    """Returns the share of points; where cases count in part, that of those that ended well, times their part of all."""
+    """Returns the share of points; where cases count in part, the share of the ended ones, times their part of all."""
     if not task.part:
         return _share_of(task, done)
     ended, every = [one for one in done if one.verdicts], sum(len(task.cases_on(n)) for n in task.worlds)

@@ -127,7 +127,7 @@ def _chain(given: tuple[int, int, Tensor], answer: Callable, watch: Watch) -> di
 
 
 def _segments(again: list[int], n: int) -> dict:
-    """Says in which segments backward has run n layers again, if it was in segments."""
+    """Describes the segments that backward ran n layers again in, if it did so segment by segment."""
     ends = [k for k in range(1, len(again)) if again[k] != again[k - 1] + 1]
     runs = [again[first:end] for first, end in pairwise([0, *ends, len(again)])][::-1]
     if [k for run in runs for k in run] != list(range(len(again))):

@@ -1,7 +1,8 @@
 """python -P -m manyranks.grade.classroom submitted/: checks every submission in a folder, and prints who got what.
 
-submitted/ada/03_zero/03_zero.ipynb, as nbgrader collects them, or submitted/ada.ipynb. What is asked, and for how many points,
-the released exercise says, not the submission. Learners' code runs on confined ranks; nbgrader's gradebook is not touched.
+submitted/ada/03_zero/03_zero.ipynb, as nbgrader collects them, or submitted/ada.ipynb. The released exercise says what
+is asked, and for how many points, not the submission. Learners' code runs on confined ranks; nbgrader's gradebook is
+not touched.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def graded(
 
 
 def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
-    """The submission with the release's checks in the places of its own, the last where it has several; others come last."""
+    """The submission with the release's checks for its own, in the last place if it has several; others come last."""
     theirs = {cell.metadata.nbgrader.grade_id: cell for cell in release.cells if is_check(cell)}
     cells = []
     for cell in reversed(submission.cells):
@@ -110,7 +111,7 @@ def _notebook(one: Submission, folder: Path, releases: dict[str, NotebookNode]) 
 
 
 def _rows(one: Submission, releases: dict[str, NotebookNode], found_of_it: Iterable[apart.Judged]) -> Iterator[Row]:
-    """Yields a submission's rows. Whatever ends it becomes a row, with the points that are lost by it, or were not given."""
+    """Yields a submission's rows. If something ends it, a row says so, with the points that are lost or not given."""
     release, judged = releases.get(one.exercise), set()
     if one.refused:
         yield _none(one, release if one.costs else None, f"not read: {one.refused}")

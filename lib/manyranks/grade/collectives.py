@@ -1,7 +1,7 @@
 """Checks of exercise 01_collectives: five collectives from messages between two ranks, each with 7 and with 250,007 elements.
 
-Tensors are named x_E (E elements); chunk r is that of torch.tensor_split(x_E, N), and a shard is one chunk. The rings run
-downwards and the tree sends far first, unlike those of the chapter.
+Tensors are named x_E (E elements); chunk r is torch.tensor_split(x_E, N)[r], and a shard is one chunk. The rings run
+downwards and the tree sends far first, unlike the chapter's.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ class Call(NamedTuple):
     root: int = 0  # modulo N
 
     def of(self, rank: int, n: int, seed: int) -> Tensor:
-        """Draws a rank's tensor; those of two ranks or places are never alike by chance alone."""
+        """Draws a rank's tensor. Two ranks' tensors, or two places in one, are never equal by chance alone."""
         return whole(1000, (self.elements,), seed, n, self, rank, least=1).to(getattr(torch, self.dtype))
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
     """A judge's verdict: what was found and a hint, where it is not ok or there is more to say. ok: None where it could not be
     judged, which gives no points.
 
-    firm: whether the hint stands, whatever known mistake fits; where: in which part of the case, in place of its name.
+    firm: whether the hint stands, whatever known mistake fits; where: the part of the case, in place of its name.
     """
 
     ok: bool | None
@@ -90,7 +90,7 @@ def rank_by_rank(
 
 
 def values(share: float, what: str, names: str = "", alone: bool = False, hint: str = "", tells: bool = True, **more) -> Judge:
-    """Judges that the results are those of the right answer.
+    """Judges that the results are the right answer's.
 
     names: a pattern, of those that count
     alone: whether they need no communication
@@ -198,7 +198,7 @@ def at_most(
     room: what they may have more
     says: what is found
     unit: writes a number
-    grain: so roughly they are compared with those of known mistakes, where nobody's are exactly alike
+    grain: how roughly they are compared with known mistakes' numbers, where nobody's are exactly the same
     """
     look = results(names)
 
@@ -257,7 +257,7 @@ def sent(
     groups: bool = False,
     alike: Callable[[list[tuple[str, int, str]]], list[tuple[str, int, str]]] = list,
 ) -> Judge:
-    """Judges that the ranks' calls are those of the right answer, in any order: operation, bytes, whom they reach.
+    """Judges that the ranks' calls are the right answer's, in any order: operation, bytes, whom they reach.
 
     ops: a pattern, of those that count
     hint: where no mistake explains them
@@ -277,7 +277,7 @@ def sent(
 
 
 def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | None = None, hint: str = "") -> Judge:
-    """Judges that the ranks' calls are those of the right answer, in its order.
+    """Judges that the ranks' calls are the right answer's, in its order.
 
     words: what counts of them; else operation, bytes and dtype
     """
@@ -463,7 +463,7 @@ def little(share: float, what: str, hint: str) -> Judge:
 def by_phase(judges: dict[str, Judge]) -> Judge:
     """Judges what is sent in each phase apart. A phase begins where the script marks its name, the first one at once.
 
-    What is sent after a mark "over" counts for none of them.
+    Calls after a mark "over" count for none of them.
     """
 
     def parts(seen: Seen) -> dict[str, Seen]:

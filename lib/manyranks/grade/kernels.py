@@ -92,8 +92,15 @@ def _bytes(case: Any, counted: Counted) -> dict[str, int]:
     return {"bytes that lanes load": counted.requested_bytes(kind="load"), "bytes that lanes store": _stored(counted)}
 
 
+def _in_tiles(row: str, case: Any, counted: Counted) -> dict[str, int]:
+    """Bytes, and what the largest tile has beyond 32 rows. row: the case's field with a row's elements."""
+    beyond = max(launch.tile for launch in counted.launches) - 32 * max(16, 1 << (getattr(case, row) - 1).bit_length())
+    return _bytes(case, counted) | {"elements in a tile beyond 32 rows": max(0, beyond)}
+
+
 def _sectors(case: Any, counted: Counted) -> dict[str, int]:
-    return {f"sectors that {kind}s touch": counted.sectors(kind=kind) for kind in ("load", "store")} if case.even else {}
+    stored = counted.sectors(kind="store") + counted.sectors(kind="atomic")
+    return {"sectors that loads touch": counted.sectors(kind="load"), "sectors that stores touch": stored} if case.even else {}
 
 
 def _drawn(case: Any, seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
@@ -162,7 +169,7 @@ def _factors(case: Product, rank: int, n: int, seed: int) -> tuple[Tensor, Tenso
 
 def _within(case: Product, counted: Counted) -> dict:
     return {
-        "whether tl.dot ran": counted.flops > 0,
+        "whether tl.dot ran": counted.flops >= 2 * case.m * case.n * case.k,
         "bytes more than the budget": max(0, counted.requested_bytes() - case.budget),
         "bytes more than the shared memory": max(0, max(launch.dot_bytes for launch in counted.launches) - case.shared),
     }
@@ -185,6 +192,7 @@ product = _kernel_task(
         Product(32, 40, 192, 71_000, 6_200),
         Product(160, 24, 48, 61_000, 8_200),
         Product(64, 64, 64, 24_576, 4_096, torch.float16),
+        Product(24, 30, 200, 50_000, 10_300),
     ),
     more=given.drawn_products,
     make=_factors,
@@ -203,7 +211,7 @@ loss = _kernel_task(
     "loss(hidden_TH, weight_VH, targets_T, z)",
     5,
     ("the losses",),
-    _bytes,
+    partial(_in_tiles, "hidden"),
     (
         values(0.5, "returns each token's loss", f"losses|{_RESULTS}", alone=True),
         _moves(
@@ -211,8 +219,8 @@ loss = _kernel_task(
         ),
         _moves(
             0.25,
-            "reads the weight once per tile of tokens",
-            "load",
+            "reads the weight once per tile of tokens, in the launcher's tiles",
+            "load|tile",
             "load the tile of tokens before the loop, loop once, and take the target's logit from the tile of logits",
         ),
     ),
@@ -234,11 +242,11 @@ attend = _kernel_task(
     "attend(q_ASD, k_ASD, v_ASD, window)",
     6,
     ("the output", "the log-sum-exp"),
-    _bytes,
+    partial(_in_tiles, "head"),
     (
         values(0.35, "the output is right", f"output|{_RESULTS}", alone=True),
         values(0.2, "the log-sum-exp is right", "log-sum-exp", alone=True),
-        _moves(0.3, "loads no tile that nobody sees, and no tile twice", "load", _PASS, needs=2),
+        _moves(0.3, "loads no tile that nobody sees, and no tile twice", "load|tile", _PASS, needs=2),
         _moves(0.15, "stores the output and one number per row", "store", "no score leaves the chip", needs=2),
     ),
     cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 17), Window(2, 48, 16, 3)),
@@ -311,8 +319,8 @@ def _addresses(case: Tile, function: Callable, watch: Watch) -> dict:
 def _conflicts(case: Tile, own: Tile, results: dict) -> dict:
     at, columns = results["at"], range(case.columns)
     flat = [address for row in at for address in row]
-    if any(type(address) is not int for address in flat):  # such as NaN, each of which is a word of its own
-        raise ValueError("addresses are whole numbers")
+    if [len(row) for row in at] != [case.columns] * given.ROWS or any(type(one) is not int for one in flat):  # such as NaN
+        raise ValueError("each word of the tile has an address, a whole number")
     parts = [row[first : first + WARP] for row in at for first in range(0, case.columns, WARP)]
     return {
         "the number of words with an address of their own": len({address // given.WORD for address in flat}),

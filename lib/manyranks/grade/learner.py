@@ -225,7 +225,7 @@ def _is_theirs(caller: FrameType | None) -> bool:
 
 
 def _as_called(frame: FrameType, allowed: Allowed) -> str:
-    """The function's name, or that of the class whose object is made, in the outermost package that has it."""
+    """The name of the function, or of the class whose object is made, in the outermost package that has it."""
     code, module = frame.f_code, frame.f_globals.get("__name__") or ""
     name = code.co_qualname
     if code.co_name == "__init__":

@@ -1,7 +1,7 @@
 """Checks of exercise 10_nd_parallel. Meshes have any axes in any order; gradients are averaged on worlds of 6 and 8 ranks.
 
-What is judged of an order of axes is the bytes that it sends from node to node. Sick clusters are steps that ran on real
-ranks, with the times of a virtual clock: learners have the first one of each kind.
+An order of axes is judged by the bytes that it sends from node to node. Sick clusters are steps that ran on real ranks,
+with the times of a virtual clock: learners have the first one of each kind.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,7 +87,7 @@ def _on(meshes: Iterable[Sizes], questions: Callable[[Sizes], Iterator[tuple]]) 
 
 
 def _groups(name: str, found, *question) -> dict:
-    """Turns many groups into a tensor, of which a few numbers are stored."""
+    """Turns many groups into a tensor, so that only a few numbers are stored."""
     rows = _rows(found)
     alike = len({*map(len, rows)}) == 1
     return {name: rows if len(rows) <= 100 else torch.tensor(rows) if alike else f"{len(rows):,} groups of several sizes"}
@@ -226,7 +226,7 @@ def _plan(case: str, function: Callable, watch: Watch) -> dict:
 
 
 def _within(what: str, most: Callable[[float], float]) -> Judge:
-    """Judges a step's time. most: seconds, by those of the best plan."""
+    """Judges a step's time. most: seconds of the best plan -> seconds that are allowed."""
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         seen, limit = trial.seen[0].results, most(right[0].results["seconds"])

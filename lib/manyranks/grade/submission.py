@@ -67,7 +67,7 @@ def called(source: str) -> tuple[tuple[str, ...], str] | None:
 
 
 def _python(source: str) -> str:
-    """Takes out magics, which no rank has; lines keep their places. Of a cell's own magics only those that run it leave it."""
+    """Takes out magics, which no rank has; lines keep their places. A cell whose magic doesn't run it is left empty."""
     first, _, rest = source.lstrip().partition("\n")
     if first.startswith("%%"):
         if first[2:].partition(" ")[0].strip() not in ("time", "timeit", "capture"):

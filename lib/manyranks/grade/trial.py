@@ -1,6 +1,6 @@
 """Runs a learner's answer through a task's script on worlds of several sizes, and keeps what each rank did.
 
-What is stored of that, measure.fingerprints makes: of a tensor a few numbers.
+measure.fingerprints makes what is stored of that: of a tensor a few numbers.
 """
 
 import contextlib
@@ -160,11 +160,14 @@ class Trial:
     given: tuple = ()
 
     def after(self, then: Then) -> "Trial":
-        """Adds the results that follow from those of the ranks; none where a rank sent what the script does not make."""
+        """Adds results that follow from the ranks'; none where a rank sent what the script does not make.
+
+        Such a thing may raise anything: a mask of another shape does in torch.
+        """
         try:
             pairs = zip(self.given, self.seen, strict=True) if self.seen else ()
             return replace(self, seen=[replace(one, results=then(self.case, own, one.results)) for own, one in pairs])
-        except (Stopped, TypeError, ValueError, KeyError, IndexError, AttributeError):
+        except Exception:
             return replace(self, seen=[replace(one, results={}) for one in self.seen])
 
     def __str__(self) -> str:
@@ -172,7 +175,7 @@ class Trial:
         return ", ".join(filter(None, [f"on {self.n} ranks" if self.n > 1 else "", f"{self.case}"]))
 
     def where(self, found: str, place: str = "") -> str:
-        """Returns what was found, after where it was. place: in which part of the case, in place of its name."""
+        """Returns what was found, after where it was. place: the part of the case, in place of its name."""
         return ", ".join(filter(None, [place or f"{self}", found]))
 
 
@@ -335,7 +338,7 @@ def _more_than_noted(carried: int, noted: int) -> Trouble | None:
 
 
 def run_script(answer, job: Job, folder: str) -> dict:
-    """Runs, on a rank, the script with the learner's answer. What it returns is plain data."""
+    """Runs, on a rank, the script with the learner's answer. Returns plain data."""
     watch = Watch(folder, dist.get_rank())
     refuse_itself(answer, job.allowed)
     with watch.watching(), refused(job.allowed) as still_watched:

@@ -1,6 +1,6 @@
 """Checks of exercise 03_zero: what comes out, what each rank sends and holds, and what happens when, on 2, 3 and 4 ranks.
 
-What happens when is told by the order of events, not by any clock.
+The order of events tells what happens when; no clock does.
 """
 
 from collections.abc import Callable

@@ -56,7 +56,7 @@ def budget(profile: Profile, waits: Iterable[Wait] = ()) -> Budget:
     absent = [(wait.started, min(wait.finished, wait.arrived)) for wait in waits]
     kinds = MATMUL, OTHER, COMMUNICATION
     seconds = {kind: sum(span.finished - span.started for span in profile.spans if span.kind == kind) for kind in kinds}
-    # Each part has intervals of its own: what the others leave might come out below 0.
+    # Each part has its own intervals: what the others leave might come out below 0.
     waiting = total(within(absent, outside(busy, *here)))
     communication = total(within(waited, outside([*busy, *absent], *here)))
     python = total(outside([*busy, *waited], *here))

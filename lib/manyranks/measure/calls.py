@@ -36,7 +36,7 @@ class Call:
     group: "default" or the group's name
     ranks: the group's, global
     peer: global rank of the other side or the root, else None
-    sequence: from 0; a collective's among those of the group, a message's among those to (or from) this peer with this tag
+    sequence: from 0; counts the group's collectives, or the messages to (or from) this peer with this tag
     dtype: of these tensors
     is_async: whether the caller goes on before it is done
     started, finished: seconds of time.perf_counter; finished is None while it is under way
@@ -148,9 +148,9 @@ class Recorder:
         """Returns whether the main thread waits for the end of this call, and nothing but the call's end ends that."""
         return call is self.waiting and self._endless and not self.broken
 
-    def settle(self, seconds: float = 0.1) -> None:
+    def settle(self) -> None:
         """Waits a moment for the ends of calls: other threads note them, a little after the caller could go on."""
-        deadline = time.perf_counter() + seconds
+        deadline = time.perf_counter() + 0.1
         while any(call.finished is None for call in self.calls) and time.perf_counter() < deadline:
             time.sleep(0.0005)
 
@@ -206,9 +206,9 @@ class Recorder:
         return call
 
     def _note_end_of_backward(self, frame) -> None:
-        """Notes the wait in C++ with which DistributedDataParallel ends a backward that issued collectives.
+        """Notes the wait in C++ at the end of a backward of DistributedDataParallel that issued collectives.
 
-        The engine runs callbacks in the order in which they were queued: ours comes before DDP's, which waits for the
+        The engine runs callbacks in the order they were queued in: ours comes before DDP's, which waits for the
         buckets; from there we queue another, which comes after it.
         """
         if not self.everything or self._in_backward or not in_backward(frame):

@@ -17,19 +17,19 @@ import torch.distributed as dist
 # PyTorch's own, in whose place the recorder puts its
 wait, get_future = dist.Work.wait, dist.Work.get_future
 wait_for, then = torch._C.Future.wait, torch._C.Future.then
-_GLOO = "pt_gloo_runloop"  # the threads in which ProcessGroupGloo runs collectives
+_GLOO = "pt_gloo_runloop"  # the threads where ProcessGroupGloo runs collectives
 FOLLOWER = "ends of calls"  # a thread that waits for Works
 _TASKS = "/proc/self/task"  # Linux lists a process's threads here
 
 
-def let_go(seconds: float = 1.0) -> None:
-    """Waits until no thread of gloo is about to let go of the tensors of a collective that is done; `seconds` at most.
+def let_go() -> None:
+    """Waits until no thread of gloo is about to let go of the tensors of a collective that is done; a second at most.
 
     ProcessGroupGloo.cpp (AsyncWork::execute, runLoop) first says that a Work is done and drops it afterwards: on a busy
     machine tens of milliseconds later. A thread that sleeps has dropped it; or it waits for Python's lock to do so, hence a
     sleep between two looks, which hands the lock over. Where threads cannot be seen, they are given 5 ms.
     """
-    deadline, rests = time.perf_counter() + seconds, 0
+    deadline, rests = time.perf_counter() + 1.0, 0
     while rests < 2 and time.perf_counter() < deadline:
         time.sleep(0.0002 if os.path.isdir(_TASKS) else 0.0025)
         rests = 0 if _gloo_runs() else rests + 1

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from manyranks.measure.calls import RECENT, Call
 from manyranks.measure.operators import POINT_TO_POINT
 
-# Collectives in which every rank must put in as much as every other.
+# Collectives where every rank must put in as much as every other.
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+_LONGEST = 120  # characters of a value in a report
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _ALL, _SAMPLES = 16, 8  # elements: up to so many are all stored; of more, so many
 _KEPT = 1 << 16  # elements: longer weights are made anew each time
@@ -80,7 +81,7 @@ def fact(value) -> Fact:
 
 
 def same(got: Fact, right: Fact, tolerance: float | None = None) -> bool:
-    """Returns whether they are alike; numbers but for rounding, as far as their dtype has it."""
+    """Returns whether they are the same; numbers but for rounding, as far as their dtype has it."""
     got, right = fact(got), fact(right)
     if isinstance(got, Print) and isinstance(right, Print):
         limit = tolerance or _TOLERANCE.get(right.form.rpartition(" ")[2], _EXACT)
@@ -157,7 +158,7 @@ def _unlike(got: Fact, right: Fact) -> str:
     return f"is {shown(got)}; right is {shown(right)}"
 
 
-def shown(value: Fact, longest: int = 120) -> str:
+def shown(value: Fact) -> str:
     """Writes a value for a report."""
     if isinstance(value, Print):
         return value.form
@@ -167,7 +168,7 @@ def shown(value: Fact, longest: int = 120) -> str:
         text = "(" + ", ".join(shown(one) for one in value) + ")"
     else:
         text = f"{value:g}" if isinstance(value, float) else "nothing" if value is None else str(value)
-    return text if len(text) <= longest else f"{text[:longest]} …"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 def size(n: int) -> str:

@@ -20,7 +20,7 @@ def _attention_backward(gradient, query, key, value, *rest, out_shape=None, **na
 
 
 def _product(first, second, *rest, out_shape=None, **named) -> int:
-    """The second may be a vector; of a batch, or of groups of rows or columns, each has a matrix of its own."""
+    """The second may be a vector; in a batch, or in groups of rows or columns, each has its own matrix."""
     columns_in_groups = len(first) > len(second) > 1
     return 2 * math.prod(first[-2:] if columns_in_groups else first) * (1 if len(second) == 1 else second[-1])
 
@@ -90,7 +90,7 @@ class WorkCounter(TorchDispatchMode):
 
 
 def operators(function: Callable, *args, **kwargs) -> list[Operator]:
-    """Calls the function and returns what each operator did that computed or moved something, in the order in which they ran.
+    """Calls the function and returns what each operator did that computed or moved something, in the order they ran in.
 
     An operator that PyTorch composes of others stands for its parts.
     """
@@ -122,7 +122,7 @@ def as_one_operator(function: Callable) -> Callable:
     return fused
 
 
-def tensors_in(tree) -> list[torch.Tensor]:
+def tensors_in(tree: object) -> list[torch.Tensor]:
     """Lists all tensors in lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 

@@ -63,7 +63,7 @@ def kind_of(value: object) -> str:
 
 
 def to_itself(op: str, rank: int) -> Stopped:
-    """Returns the error for a message of a rank to itself, of which gloo says only that a pair is not connected."""
+    """Returns the error for a message of a rank to itself: gloo says only that a pair is not connected."""
     return Stopped(f"rank {rank} {'sends to' if op == 'send' else 'receives from'} itself", COPY)
 
 

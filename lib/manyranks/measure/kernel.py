@@ -79,6 +79,7 @@ class Launch:
     flops: of tl.dot, a multiply-add counts as two.
     dot_bytes: of the two operands of the largest tl.dot, which a block keeps in shared memory, once per stage.
     trans_bytes: of the largest tile that tl.trans turns.
+    tile: elements of the largest tile that's loaded or stored at once, masked ones included.
     """
 
     kernel: str
@@ -87,6 +88,7 @@ class Launch:
     flops: int = 0
     dot_bytes: int = 0
     trans_bytes: int = 0
+    tile: int = 0
 
 
 class Counted(NamedTuple):
@@ -228,10 +230,11 @@ class _Watch:
         where = self.line()
         lanes = int(np.count_nonzero(active))
         start, tensor = self.storage(addresses if lanes == addresses.size else addresses[active], itemsize, kind, where)
-        key = (kind, tensor, where)
+        launch, key = self.launches[-1], (kind, tensor, where)
+        launch.tile = max(launch.tile, addresses.size)
         if (access := self.found.get(key)) is None:
             access = self.found[key] = Access(kind, tensor, where, itemsize)
-            self.launches[-1].accesses.append(access)
+            launch.accesses.append(access)
         access.lanes += lanes
         access.masked += addresses.size - lanes
         if lanes:
@@ -249,7 +252,7 @@ class _Watch:
         if (np.diff(warps) < 0).any():
             warps = np.sort(warps)
         access.warps += int(np.count_nonzero(warps[:, 0] != _NOWHERE))
-        # What is sorted changes once for every new piece. The piece that masked lanes form isn't counted.
+        # The sorted order changes once for every new piece. The piece that masked lanes form isn't counted.
         nowhere = int(np.count_nonzero(warps[:, -1] == _NOWHERE))
         for name, bits in ("sectors", _SECTOR), ("lines", _LINE):
             pieces = warps >> bits

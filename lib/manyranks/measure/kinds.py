@@ -17,7 +17,7 @@ _COMPILED = "## Call CompiledFxGraph"  # so torch.compile's range of a graph's o
 
 
 class Span(NamedTuple):
-    """A time in which one operator worked. kind: "matmul", "other" or "communication"; seconds of time.perf_counter.
+    """A time when one operator worked. kind: "matmul", "other" or "communication"; seconds of time.perf_counter.
 
     goes_on: whether it is a further part of a call that an operator inside it has interrupted.
     """
@@ -34,7 +34,7 @@ def kind_of(name: str) -> str:
     """Names a kind: "matmul" for what has FLOPs in WorkCounter, as products and attention. name: "aten::mm", or a kernel's."""
     if "nccl" in name:
         return COMMUNICATION
-    # The operators of one library's convolutions have no formula of their own, for aten::convolution calls them.
+    # The operators of one library's convolutions have no formula here, for aten::convolution calls them.
     return MATMUL if _packet(name) in FORMULAS or "convolution" in name else OTHER
 
 
@@ -50,7 +50,7 @@ def works(name: str) -> bool:
 
 
 def _only_calls(overload) -> bool:
-    """Returns whether it only composes others, and is on no device an operator of its own, as silu_backward is on the CPU."""
+    """Returns whether it only composes others, and has no kernel on any device, as silu_backward has on the CPU."""
     own = (torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), device) for device in ("CPU", "CUDA"))
     return is_composite(overload) and not any(own)
 

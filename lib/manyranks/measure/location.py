@@ -41,7 +41,7 @@ def idle(frame: FrameType | None) -> bool:
 def readers_first(files: list[str]) -> int:
     """Finds the reader's first file in a stack, outermost first: the one called by what runs a rank's tasks. Returns its index.
 
-    What the reader's code was interrupted by, at the stack's end, is no such call.
+    Code that interrupted the reader's, at the stack's end, is no such call.
     """
     end = next((k + 1 for k in range(len(files) - 1, -1, -1) if not files[k].startswith(_WORLD)), 0)
     return next((k + 1 for k in range(end - 1, -1, -1) if files[k].startswith(_WORLD)), 0)
@@ -90,7 +90,7 @@ def distributed_function(frame: FrameType | None) -> str | None:
 
 
 def in_backward(frame: FrameType | None) -> bool:
-    """Returns whether the innermost frame, past those of dispatch modes, is the autograd engine's: its C++ may be waiting."""
+    """Returns whether the innermost frame, without dispatch modes', is the autograd engine's: its C++ may wait."""
     while frame is not None and frame.f_code.co_filename.startswith(_MODES):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_TORCH + "autograd" + os.sep)

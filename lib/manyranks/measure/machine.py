@@ -29,7 +29,7 @@ def matmul_rate(
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype={dtype!r}: give a floating-point one of torch, as torch.bfloat16")
     m, k, n = sides
-    random = torch.Generator(device).manual_seed(0)  # of its own: the caller's goes on as before
+    random = torch.Generator(device).manual_seed(0)  # a new one: the caller's goes on as before
     first, second = (torch.randn(shape, generator=random, device=device).to(dtype) for shape in ((m, k), (k, n)))
     out = torch.empty(m, n, dtype=dtype, device=device)
 

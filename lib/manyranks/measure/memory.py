@@ -14,9 +14,9 @@ from manyranks.measure import completions
 class PeakBytes(TorchDispatchMode):
     """A context manager; `.peak_bytes` is the most that the storages of the tensors used inside took at one time.
 
-    Counted after each operator, every storage once; one that was resized counts from the operator that uses it next. What an
-    operator takes and returns inside itself is not seen. What only gloo's thread holds of a collective that is done does not
-    count: how long it does depends on how busy the machine is.
+    Counted after each operator, every storage once; one that was resized counts from the operator that uses it next.
+    Memory that an operator takes and returns inside itself is not seen. Tensors of a collective that is done don't
+    count if only gloo's thread still holds them: how long it does depends on how busy the machine is.
     counts: while it is False, tensors are met but the peak stays.
     """
 
@@ -28,7 +28,7 @@ class PeakBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, FakeTensor) for kind in types):
-            return function(*args, **(kwargs or {}))  # of shapes only, with which a DTensor asks what an operator gives
+            return function(*args, **(kwargs or {}))  # of shapes only: a DTensor asks with them what an operator gives
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # a DTensor comes back here as the plain tensors it is made of
         result = function(*args, **(kwargs or {}))
@@ -78,8 +78,9 @@ class PeakBytes(TorchDispatchMode):
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     """A context manager; `.bytes` says what the forward passes inside have saved for backward and still hold.
 
-    Every storage counts once, however many tensors show parts of it; those of `parameters`, which are there anyway, do not.
-    What a checkpoint inside saves is counted, what it drops is not. Hooks of the same kind inside hide what they save.
+    Every storage counts once, however many tensors show parts of it; the storages of `parameters`, which are there
+    anyway, do not. If a checkpoint inside saves something, it counts; what it drops does not. Hooks of the same kind
+    inside hide what they save.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()):

@@ -24,11 +24,11 @@ def without_numbers(*groups: dist.ProcessGroup) -> Iterator[None]:
 
     So world.measure(..., flops=True) records what the code would issue: each call with its bytes, and the FLOPs and bytes of
     the operators between; m.replay puts it on a cluster's clock. As on GPUs, reduce-scatters are the backend's own, and
-    attention is one operator that never writes its scores. What depends on numbers (indexing by a mask, .item()) fails. Known:
-    point to point, and all-reduce, all-gather, reduce-scatter and all-to-all of tensors.
+    attention is one operator that never writes its scores. Code that depends on numbers (indexing by a mask, .item())
+    fails. Known: point to point, and all-reduce, all-gather, reduce-scatter and all-to-all of tensors.
 
     Tensors made before keep their numbers, are sent, and serve as indices and masks of those without: a routing can be real.
-    groups: others than the world in which ranks send point to point.
+    groups: others than the world, if ranks send point to point in them.
     """
     library = torch.library.Library("c10d", "IMPL")
     for group in (dist.group.WORLD, *groups):

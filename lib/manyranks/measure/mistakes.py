@@ -62,9 +62,9 @@ def changed(got: dict[str, Fact], right: dict[str, Fact]) -> dict[str, Fact]:
 def explained(known: Iterable[Mistake], seen: Facts, right: Facts, judge: int, case: str) -> tuple[str, str]:
     """The sentence of the mistake that explains what this judge saw, and of one that explains only that.
 
-    A mistake explains what was seen where all that it changes is changed alike, and something in this case; the second one
-    changes other things as well, which are wrong in another way, or nothing in this case. Of several, one that explains all
-    that is wrong goes first.
+    A mistake explains what was seen where all that it changes is changed in the same way, and something in this case.
+    The second one also changes other things, which are wrong in another way, or nothing in this case. Where several
+    fit, one that explains all that is wrong goes first.
     """
     prefix = f"{judge} "
     wrong = {name for key in seen for got, must in zip(seen[key], right[key], strict=True) for name in changed(got, must)}

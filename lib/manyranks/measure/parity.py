@@ -5,9 +5,9 @@
     traces = world.run(train)                      # on each rank: with record(model) as trace: …; return trace
     print(compare(reference, gathered(traces)))    # layers.2.mlp (gradient): 4.1e+12 ulps …: bug
 
-Two right programs that add in another order differ in the last places. A wrong one differs in the first ones, and all that
-comes after it does, too. So what counts is the first tensor that departs, in the order in which the reference made them.
-Compare in float64: there a rounding is 2e-16 of a number, and a bug is seldom below 1e-6.
+Two right programs that add in another order differ in the last places. A wrong one differs in the first ones, and all
+that comes after it does, too. So what counts is the first tensor that departs, as the reference made them. Compare in
+float64: there a rounding is 2e-16 of a number, and a bug is seldom below 1e-6.
 
 Where ranks have parts of tensors, say which: each rank is compared with its part of the one process's, copies and all.
 
@@ -85,13 +85,13 @@ class Part(NamedTuple):
         is so many times as large as in one process
     """
 
-    rows: Sequence[int] | None = None
-    tokens: Sequence[int] | None = None
+    rows: Sequence[int] | Tensor | None = None
+    tokens: Sequence[int] | Tensor | None = None
     cut: tuple[int, int] = (0, 1)
     averaged: int = 1
 
     def of(self, reference: Trace, own: Trace) -> Trace:
-        """Returns what the rank should have, by the names of its own trace, which says by its shapes what is cut.
+        """Returns what the rank should have, named as in its trace, whose shapes say what is cut.
 
         A tensor of a module has its rows in dim 0 and its tokens in the last but one. Left out is what the reference has not,
         and what has another shape than such a part: what experts give, gradients in ZeRO's shards, filled-up vocabularies.
@@ -115,7 +115,7 @@ class Part(NamedTuple):
 def record(model: nn.Module) -> Iterator[Trace]:
     """Notes what each module of the model gives, and the gradients that come back to it, until the end of the block.
 
-    Of the model of which a rank runs some modules only, as a stage of a pipeline: names are those of the whole model.
+    A rank may run only some modules of the model, as a stage of a pipeline: names are the whole model's.
     At the end it notes the parameters' gradients. It copies everything: for small models.
     """
     trace, under_way = Trace(), []
@@ -134,7 +134,7 @@ def record(model: nn.Module) -> Iterator[Trace]:
 
 
 def gathered(traces: Iterable[Trace]) -> Trace:
-    """The ranks' traces as one. What several ranks have is taken for parts of a batch, in the ranks' order.
+    """The ranks' traces as one. A tensor that several ranks have is taken for parts of a batch, in the ranks' order.
 
     For a pipeline's ranks, or replicas' outputs. Where ranks have the same tensors, compare one of them, or each.
     """
@@ -191,7 +191,7 @@ def compare_ranks(
 
 
 def ulps(reference: Tensor, other: Tensor, least: float = 0.0) -> Tensor:
-    """Counts the units in the last place by which each element is off, as compare does; infinite where one is not finite.
+    """Counts how many units in the last place each element is off, as compare does; infinite where one is not finite.
 
     least: the smallest number whose unit counts.
     """
@@ -218,7 +218,7 @@ def _aligned(name: str, reference: Trace, other: Trace) -> tuple[Tensor, Tensor]
     return reference.calls[name][0], other.calls[name][0]
 
 
-def _picked(tensor: Tensor, dim: int, places: Sequence[int] | None) -> Tensor:
+def _picked(tensor: Tensor, dim: int, places: Sequence[int] | Tensor | None) -> Tensor:
     """Picks these places of the dim; all of them for None, and where there is no such dim."""
     return tensor if places is None or tensor.dim() < 2 else tensor.index_select(dim, torch.as_tensor(places))
 
@@ -249,12 +249,12 @@ def _epsilon(*tensors: Tensor) -> float:
 
 
 def _begin(under_way: list[Counter], module: nn.Module, inputs: tuple) -> None:
-    """A module is called. Which modules it calls in turn, and how often, is counted."""
+    """A module is called. Begins to count which modules it calls in turn, and how often."""
     under_way.append(Counter())
 
 
 def _note(trace: Trace, under_way: list[Counter], name: str, module: nn.Module, inputs: tuple, output: object) -> None:
-    """A module was called. What a checkpoint computes again, in backward, was noted before."""
+    """A module was called. If a checkpoint computes it again, in backward, it was noted before."""
     under_way.pop()
     caller = under_way[-1] if under_way else Counter()
     caller[name] += 1

@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
@@ -45,7 +45,7 @@ class Profile(NamedTuple):
         return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
-def profiled(function: Callable, *args, **kwargs):
+def profiled(function: Callable, *args, **kwargs) -> tuple[Any, Profile]:
     """Calls the function once under torch.profiler, and returns its result and the Profile.
 
     Raises RuntimeError where a torch.profiler is on already, or the function starts one.
@@ -84,7 +84,7 @@ def _read(events: list, begun: float, ended: float) -> Profile:
     """
     whole = next((event for event in events if event.name() == _WHOLE and event.activity_type() == "user_annotation"), None)
     if whole is None:
-        raise RuntimeError(f"the function runs a torch.profiler of its own: {_TAKEN}; take that one, or this one, out")
+        raise RuntimeError(f"the function runs its own torch.profiler: {_TAKEN}; take that one, or this one, out")
     first, last = whole.start_ns(), whole.end_ns()
     # Each moment is a little late, the first by 0.1 ms, the last by 0.01 ms, and either by more where another process came
     # between: the one that is less late says what the profiler's clock shows by perf_counter.

@@ -1,4 +1,4 @@
-"""Triton kernels as data: what was launched and with which arguments, and the same launches again somewhere else.
+"""Triton kernels as data: what was launched, with its arguments, and the same launches again somewhere else.
 
 A kernel is its source and what it calls. Its arguments are numbers, words, and tensors, each a place in one of a few memories.
 So launches can be told in plain data, and be run again where nothing else of the program is: what they compute and move then

@@ -1,4 +1,4 @@
-"""A rank's instrument: what happens there and in which order, and which bytes are alive at chosen moments."""
+"""A rank's instrument: what happens there, in order, and the bytes that are alive at chosen moments."""
 
 import gc
 import re

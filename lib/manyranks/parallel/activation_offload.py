@@ -4,12 +4,12 @@
     offload_modules(model, which, memory)     from now on, for these modules of the model
 
 Inside such a module, each tensor that autograd wants to keep goes to the host, and a handle
-stays. When backward reaches the module, its tensors come back, and those of the module
+stays. When backward reaches the module, its tensors come back. The tensors of the module
 before it set out, so that they're there when they're needed. A storage that several
 operators keep travels once. Parameters stay.
 
 The copies wait for each other here, so that the order can be read. Megatron-Core's run on a
-stream of their own and hide behind computing. On a CPU the host is the device.
+separate stream and hide behind computing. On a CPU the host is the device.
 
 Source of the idea: Megatron-Core's fine-grained activation offloading.
 """
@@ -47,7 +47,7 @@ class Event(NamedTuple):
 class HostMemory:
     """The tensors of all offloaded modules, by call in forward's order.
 
-    least: bytes from which on a tensor travels
+    least: bytes of the smallest storage that travels
     .events: what has travelled since they were last cleared
     """
 

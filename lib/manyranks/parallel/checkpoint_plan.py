@@ -11,8 +11,7 @@ makes them:
     y = run_plan(plan, layers, x)       # until the plan's first backward
     loss(y).backward()                  # the rest
 
-Each layer is a node of its own in autograd's graph, so that gradients of parameters arrive
-layer by layer.
+Each layer is its own node in autograd's graph, so parameters get gradients layer by layer.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -7,10 +7,10 @@
     y = partitioned_checkpoint(group, layer, x)       keeps 1/t of x on each of t ranks
 
 A checkpoint is one node in autograd's graph. Its inputs are all that its result depends on:
-the function's arguments, and the parameters that the function uses. So outside nothing is
-different: each parameter's gradient arrives once, whole, where hooks wait for it, as those
-of data parallelism and of fully sharded training do. (The reentrant form, which calls
-backward() inside backward, lets a parameter of two checkpoints arrive twice.)
+the function's arguments, and the parameters that the function uses. So nothing changes
+outside: each parameter's gradient arrives once, whole, where the hooks of data parallelism
+and of fully sharded training wait for it. (The reentrant form, which calls backward()
+inside backward, lets a parameter of two checkpoints arrive twice.)
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
 """
@@ -38,7 +38,7 @@ Pack = Callable[[Tensor], tuple[Tensor, Restore]]
 
 
 def checkpoint(function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs), of which only the tensors among the arguments are kept.
+    """Calls function(*args, **kwargs) and keeps only the tensors among the arguments.
 
     Backward calls the function a second time, with the same random numbers and under the
     same autocast. Arguments and result: tensors, other values, and tuples, lists and dicts
@@ -57,8 +57,8 @@ def checkpoint(function: Callable, *args, **kwargs) -> Any:
 def selective_checkpoint(keeps: Policy, function: Callable, *args, **kwargs) -> Any:
     """Checkpoints as checkpoint does, but keeps the results of some operators, too.
 
-    keeps: whether to keep those of this operator, as recompute_policy.products does. They
-    are not computed again, except one that the function later changes in place.
+    keeps: says whether to keep an operator's results, as recompute_policy.products does.
+    They are not computed again, except one that the function later changes in place.
     """
     return _checkpoint(function, args, kwargs, keeps=keeps)
 
@@ -94,11 +94,12 @@ def checkpoint_modules(
 ) -> list[str]:
     """Checkpoints these modules of the model from now on. Returns their names.
 
-    how: called as checkpoint is, as partial(selective_checkpoint, products). A module's own
-    hooks run around the checkpoint, once; those of modules in it twice. So a frozen module
-    that FullyShardedDataParallel gathers is freed after its backward; where checkpoint is
-    called around it, only by finish(). For PyTorch's fully_shard this is the only way:
-    around what it shards, a checkpoint is refused. To undo it: del module.forward.
+    how: called as checkpoint is, such as partial(selective_checkpoint, products). A
+    module's own hooks run around the checkpoint, once; hooks of the modules inside it run
+    twice. So a frozen module that FullyShardedDataParallel gathers is freed after its
+    backward; where checkpoint is called around it, only by finish(). For PyTorch's
+    fully_shard this is the only way: around what it shards, a checkpoint is refused. To
+    undo it: del module.forward.
     """
     chosen = {name: module for name, module in model.named_modules() if which(module)}
     for module in chosen.values():
@@ -166,7 +167,7 @@ class _Memory:
         return [tensor for tensor, _ in packed] + self._keeping.take()
 
     def restored(self, kept: Sequence[Tensor]) -> tuple[list[Tensor], tuple, dict]:
-        """The tensors as leaves, and the arguments of which they are part."""
+        """The tensors as leaves, and the arguments with these leaves in their places."""
         count, values = len(self._places), list(self._others)
         self._keeping.give(kept[count:])
         pairs = zip(self._restores, kept[:count], self._differs, strict=True)

@@ -1,7 +1,7 @@
-"""PyTorch's gradient clipping refuses gradients of which this rank has a part only.
+"""Makes PyTorch's gradient clipping refuse gradients that are spread over ranks.
 
-torch.nn.utils.clip_grad_norm_ would take the norm of that part, and each rank would clip by
-a norm of its own, without a word. Whoever cuts parameters says so here.
+torch.nn.utils.clip_grad_norm_ would take the norm of this rank's part, and each rank would
+silently clip by another norm. Code that cuts parameters names them here.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,11 @@
-"""Data parallelism: every rank has the whole model, and examples of its own.
+"""Data parallelism: every rank has the whole model, and its own examples.
 
 After backward, every gradient becomes its mean over the ranks, so that all take the same
-step: that of one process with the whole batch, where the ranks' shards are of one size and
-the loss is a mean. Four wrappers differ in how many gradients travel together, and when:
+step. One process with the whole batch would take it, too, where the ranks' shards are of
+one size and the loss is a mean. Four wrappers differ in how many gradients travel together,
+and when:
 
-    NaiveDataParallel         each parameter by itself    after backward
+    NaiveDataParallel         each parameter alone        after backward
     FlatDataParallel          all together                after backward
     BucketedDataParallel      bucket by bucket            after backward
     OverlappedDataParallel    bucket by bucket            during backward

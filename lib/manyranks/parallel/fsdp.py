@@ -155,8 +155,8 @@ class FullyShardedDataParallel(Sharded):
     group: the ranks that share, None for all
     mesh: replicas × shards, instead of a group: the ranks of a row share the parameters,
         and gradients are averaged over the rows, too (HSDP)
-    units: modules gathered as a whole; None for the module's children, and those of its
-        lists. Everything else is gathered module by module
+    units: modules gathered as a whole; None for the module's children and the children of
+        its lists. Everything else is gathered module by module
     compute_dtype: dtype of parameters that compute, and of inputs; None for their own
     reduce_dtype: dtype that gradients travel in; None for compute_dtype
     prefetch: units gathered ahead; with 0, no message runs beside computing
@@ -272,7 +272,7 @@ class FullyShardedDataParallel(Sharded):
         self._start_next(module)
 
     def _bring(self, unit: Unit) -> None:
-        """A module that computes reads a parameter of another one: it needs it, too."""
+        """A module that computes reads another one's parameter: it needs that unit, too."""
         module, have = self._running.pop()
         if unit not in have:
             self._needs[module].append(unit)
@@ -286,7 +286,7 @@ class FullyShardedDataParallel(Sharded):
         have = self._running[-1][1] if self._running else frozenset()
         if have.issuperset(self._needs[module]):
             return
-        if not in_backward():  # else a checkpoint may go on with a forward of its own
+        if not in_backward():  # else a checkpoint may go on with its own forward
             for unit in self._needs[module]:
                 unit.hide()
             self._done += self._needs[module]

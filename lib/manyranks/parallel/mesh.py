@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pp", "dp", "cp", "tp")
-# Of the ranks of dp × cp, in their order. `data` is all of them: those that have the same
-# parameters, but for experts. ZeRO's shards lie next to each other, replicas (HSDP) far
-# apart; so do the ranks that together have all experts, and those that have the same ones.
+# Axes of the ranks of dp × cp, in their order. `data` is all of them: those that have the
+# same parameters, but for experts. ZeRO's shards lie next to each other, replicas (HSDP)
+# far apart; so do ranks that together have all experts, and ranks with the same ones.
 SHARED = ("data", "shards", "replicas", "ep", "ep_replicas")
 FOLDED = ("etp", "ep", "ep_replicas")  # of all ranks of a stage, where etp is given
 _PLANES = (("replicas", "shards"), ("ep_replicas", "ep"), ("ep_replicas", "ep", "etp"))
@@ -36,9 +36,9 @@ class Mesh:
 
     dp_shard: data-parallel ranks that share one copy of ZeRO's states, None for all; with
     the context-parallel ones they are the axis `shards`, and dp/dp_shard are `replicas`.
-    etp: ranks that cut each expert. Where it's given, experts have axes of their own on the
-    dp·cp·tp ranks of a stage: etp of them are neighbors, ep come next, and then those with
-    the same part of the same experts. None: experts are whole, on each of tp ranks.
+    etp: ranks that cut each expert. Where it's given, experts have separate axes on the
+    dp·cp·tp ranks of a stage: etp of them are neighbors, ep come next, and then the ranks
+    with the same part of the same experts. None: experts are whole, on each of tp ranks.
     order: of the axes, the outermost first.
     Raises ValueError, naming the field, for what is no degree, and for degrees that do not
     go together.
@@ -166,7 +166,7 @@ class Mesh:
             raise ValueError(f"axis={axis!r}: choose one of {', '.join(known)}")
 
     def _places(self, axis: str, at: int) -> range:
-        """Finds in a row of dp·cp ranks those of an axis of SHARED that one is among."""
+        """Finds, in a row of dp·cp ranks, the ranks on one's axis of SHARED."""
         size = self.size(axis)
         if axis in ("replicas", "ep_replicas"):
             apart = self.size("data") // size
@@ -185,7 +185,7 @@ class Mesh:
     def span(self, axis: str) -> int:
         """Returns how far the axis's groups reach, the first and the last rank counted.
 
-        Which link it uses, says theory: cluster.between(0, mesh.span("cp") - 1) for groups
+        Theory says which link it uses: cluster.between(0, mesh.span("cp") - 1) for groups
         that begin where a node does, and cluster.route_of(mesh.group("cp", rank)) for any.
         """
         return max(group[-1] - group[0] + 1 for group in self.groups(axis))

@@ -1,13 +1,13 @@
-"""Offload: an optimizer's states in files, of which memory sees one parameter's at a time.
+"""Offload: an optimizer's states in files, with one parameter's in memory at a time.
 
-Of the 16 bytes a parameter that training with Adam holds, 12 are needed only in step():
-the master and two moments. A file on a fast disk can hold them. It is mapped into memory,
-so that the optimizer works on it as on any tensor: a page comes when it is touched, and
-after each parameter its pages are given back.
+Training with Adam takes 16 bytes per parameter. It needs 12 of them only in step(): the
+master and two moments. A file on a fast disk can hold them. It is mapped into memory, so
+that the optimizer works on it as on any tensor: a page comes when it is touched, and after
+each parameter its pages are given back.
 
     optimizer = OffloadedOptimizer(model.parameters(), torch.optim.AdamW, folder, lr=1e-3)
 
-Such an optimizer reads and writes 24 bytes a parameter and step, and waits for the disk.
+Such an optimizer reads and writes 24 bytes per parameter per step, and waits for the disk.
 Each rank offloads its own shards: N ranks on several disks share that, too.
 Source: Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale
 Deep Learning", arXiv 2104.07857, sections 5.1.1 and 6.3.
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from manyranks.parallel.shard import local
 
-_FORGET = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none, and forgets by itself
+_FORGET = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none, and forgets unasked
 
 
 class Mapped(NamedTuple):
@@ -41,7 +41,7 @@ class OffloadedOptimizer:
     with room for the states; the files have no names any more and end with the process.
     masters: the parameters go into files, too: the shards of FullyShardedDataParallel with
     a compute_dtype. Nothing else may share their memory.
-    Each parameter has an optimizer of its own, which steps before the next one does.
+    Each parameter has its own optimizer, which steps before the next one does.
     Raises ValueError for parameters that are not on the CPU, and without parameters.
     """
 

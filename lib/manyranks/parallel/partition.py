@@ -121,7 +121,7 @@ def split(named: Named, views: list[Tensor], own: list[Tensor]) -> list[nn.Param
                 "sharded; make it one, or leave its module outside the wrapper"
             )
         whole = nn.Parameter(view.new_empty(0), parameter.requires_grad)
-        whole.data = view  # a version counter of its own: gathering is no change
+        whole.data = view  # a separate version counter: gathering is no change
         for hook in [*(parameter._backward_hooks or {}).values()]:
             whole.requires_grad_().register_hook(hook)
         whole.requires_grad_(parameter.requires_grad)  # a frozen one may have hooks, too

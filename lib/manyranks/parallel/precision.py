@@ -3,7 +3,7 @@
 In bfloat16 a weight has 8 significant bits: what changes it by less than 1/512 of itself is
 rounded away, and many steps are smaller, more of them as the learning rate falls. So the
 optimizer works on copies in 32 bits, the masters, and the model gets them rounded. With
-Adam that is 16 bytes a parameter:
+Adam that is 16 bytes per parameter:
 
     2 parameter + 2 gradient + 4 master + 4 first moment + 4 second moment
 
@@ -67,7 +67,7 @@ class MasterOptimizer:
     32 or 64 bits are their own masters. Elements that something else changed, as loading
     weights does, give their masters anew at the next step.
     .optimizer is the torch optimizer: a learning-rate schedule takes it.
-    In step() there are the gradients in 32 bits besides: 4 bytes a parameter more.
+    step() also makes the gradients in 32 bits: 4 more bytes per parameter.
     Raises ValueError for a parameter of another dtype, and where there is none.
     """
 

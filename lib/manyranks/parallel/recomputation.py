@@ -109,10 +109,10 @@ def gradients(
     grads: Iterable[Tensor | None],
     of: list[Tensor],
 ) -> list[Tensor | None]:
-    """The gradients of some leaves, from those of the results. Hooks on leaves stay silent.
+    """Carries the results' gradients back to some leaves, whose hooks stay silent.
 
-    For each leaf is an input of the checkpoint's own node, too: there its hooks see the
-    whole gradient, once. Raises RuntimeError where gradients are to have gradients.
+    Each leaf is an input of the checkpoint's own node, too: there its hooks see the whole
+    gradient, once. Raises RuntimeError where gradients are to have gradients.
     """
     if torch.is_grad_enabled():
         raise RuntimeError(
@@ -154,7 +154,7 @@ def _gone(nothing: None) -> Tensor:
 
 
 def _random_states(values: Any) -> dict[torch.device | None, Tensor]:
-    """The states of the CPU's generator (None) and of those of the GPUs in use."""
+    """The states of the CPU's generator (None) and of the generators of the GPUs in use."""
     states: dict[torch.device | None, Tensor] = {None: torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]

@@ -35,7 +35,7 @@ def products(operator: OpOverload) -> bool:
 
 
 def weight_products(operator: OpOverload) -> bool:
-    """Keep products with weights; not those of activations, which are attention's core."""
+    """Keep products with weights, not attention's core, which multiplies activations."""
     return operator.overloadpacket in (_aten.mm, _aten.addmm)
 
 

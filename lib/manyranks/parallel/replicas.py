@@ -90,7 +90,7 @@ def check_bytes(bucket_bytes: float) -> None:
 
 @torch.no_grad()
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Each tensor becomes that of the group's rank 0, in place. All ranks call it."""
+    """Copies the tensors of the group's rank 0 to every rank. All ranks call it."""
     for tensor in tensors:
         with in_place(tensor) as row:
             # As bytes, for a backend knows only some dtypes.

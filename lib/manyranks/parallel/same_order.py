@@ -2,10 +2,10 @@
 
 Nothing in a gather says whose parameters it brings. Where one rank runs layer 3 and another
 one layer 4, as LayerDrop has it, both compute with a mix, or wait forever. So each rank
-notes the order of its modules. After the first pass, and after each pass in which it was
-another than before, a rank puts the names into the group's store and waits for those of the
-others. A rank whose order stays sends nothing. If a gather takes longer than a second, it
-looks whether another one has put names there.
+notes the order of its modules. After the first pass, and after each pass with a new order,
+a rank puts the names into the group's store and waits for the other ranks' names. A rank
+whose order stays sends nothing. If a gather takes longer than a second, it looks whether
+another one has put names there.
 """
 
 import json

@@ -88,7 +88,7 @@ class Shard(Tensor):
         if not _may(func, name) or side or not _fit(found, tensors):
             raise ValueError(
                 f"{name} of {first.origin.name}, outside its module's forward: here is "
-                "only this rank's part, and each rank would get a result of its own. Read "
+                "only this rank's part, and each rank would get another result. Read "
                 "it in a forward in the wrapper; or call full_state_dict() for all of it, "
                 "clip_grad_norm_() for a norm of gradients, to_local() for this part"
             )
@@ -184,7 +184,7 @@ def check_elementwise(optimizer: type[torch.optim.Optimizer], group: dict, **how
 
 
 def _stepped(optimizer: type, group: dict, how: dict, values: list[Tensor]) -> Tensor:
-    """Returns parameters, end to end, after two steps with gradients of their own size."""
+    """Returns parameters, end to end, after two steps with gradients of the same sizes."""
     parameters = [nn.Parameter(value.clone()) for value in values]
     steps = optimizer([{**group, "params": parameters}], **how)
     for _ in range(2):
@@ -235,7 +235,7 @@ def _fit(parts: list[Shard], tensors: list[Tensor]) -> bool:
 
 
 def _assign(part: Shard, index: object, value: float) -> None:
-    """Sets elements of which an index of the whole says which; each rank sets its own."""
+    """Sets the elements at an index of the whole; each rank sets those that it has."""
     shape, first = part.origin.shape, part.origin.first
     if isinstance(index, Shard):  # a mask made of this part, or of one as large
         part.to_local()[index.to_local()] = local(value)

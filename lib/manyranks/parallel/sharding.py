@@ -40,7 +40,7 @@ class Row:
         self.size = -(-self.elements // self.n)  # S
         begin = self.rank * self.size
         inside = [min(max(end - begin, 0), self.size) for end in ends]
-        # Of each parameter: its place in this rank's shard, and the element it starts at.
+        # For each parameter: its place in this rank's shard, and the element it starts at.
         self.spans = [slice(*pair) for pair in pairwise(inside)]
         self.firsts = [max(begin - end, 0) for end in ends[:-1]]
 

@@ -22,8 +22,8 @@ NOTHING = Path(np.empty((0, 2)))
 class Bars:
     """Bars in rows with these names, with texts at their ends, a band behind one, a dashed limit.
 
-    parts: name -> colour and hatch, from left to right; unit: how a part's number is written; columns: of the legend, 0 for
-    none. labels: how texts are drawn, as Labels takes it: outline=word for texts that are seldom those of another setting.
+    parts: name -> colour and hatch, from left to right; unit: how a part's number is written; columns: of the legend, 0
+    for none. labels: how texts are drawn, as Labels takes it: outline=word for texts that another setting seldom has.
     ends, ticks: of a logarithmic axis, on which the parts of a row are below each other.
     """
 

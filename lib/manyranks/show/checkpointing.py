@@ -2,7 +2,7 @@
 
 import functools
 from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -79,7 +79,9 @@ def kept_by(sizes: Mapping[str, float], unit: str) -> style.Figure:
 
 
 @style.styled
-def peaks(n: Sequence[int], expected: Curves, measured: Curves, ylabel: str, yunit=units.size) -> style.Figure:
+def peaks(
+    n: Sequence[int], expected: Curves, measured: Curves, ylabel: str, yunit: Callable[[float], str] = units.size
+) -> style.Figure:
     """A quantity over the layers n, as peak memory: expected as curves, measured as rings. Raises ValueError as curves does."""
     (axes,) = curves(n, expected, "layers N", ylabel, yunit=yunit, xticks=n).axes
     rings = [[*n] * len(measured), [value for values in measured.values() for value in values]]
@@ -89,7 +91,7 @@ def peaks(n: Sequence[int], expected: Curves, measured: Curves, ylabel: str, yun
 
 
 @style.styled
-def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), yunit=units.size) -> style.Figure:
+def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), yunit: Callable[[float], str] = units.size) -> style.Figure:
     """A plan as a grid: a column for each action, a row for each layer; below it what is held, at each action's fullest moment.
 
     chain: as for checkpointing.run; without one, all that a layer saves is its output, of size 1. yunit: size -> text.
@@ -161,7 +163,7 @@ _CONTROLS = "model seq microbatch dp tp sequence_parallel pp attention strategy 
 
 @dataclass(frozen=True)
 class Step(Scenario):
-    """A step in which a strategy chooses the layers to keep; its plan's recompute is about attention alone.
+    """A step with a strategy that chooses the layers to keep; its plan's recompute is about attention alone.
 
     more: bytes to add to what each pipeline rank holds when it keeps every layer; again: how often all layers run again
     """

@@ -235,7 +235,7 @@ def when(lanes: Mapping[str, Mapping[str, Sequence]], phases: Mapping[str, Phase
     """Draws lanes over time, such as compute and network, in panels on one time axis.
 
     lanes: title -> lane -> (start, end, label, kind) of each span; of "gather 2" the bar has "g2", and the legend "g: gather"
-    phases: title -> those of the panel
+    phases: title -> the panel's phases
     """
     high = 0.5 + sum(0.75 + 0.45 * len(panel) for panel in lanes.values())
     fig, panels = style.figure(rows=len(lanes), width=WIDTH, height=high)

@@ -6,13 +6,13 @@ An explorer is driven by a plot: an object with `figure`, `moving` (the artists 
 * `idle(**values)`: the names of controls that do nothing right now; they're switched off.
 * `parts()`: a Part for each thing that shows its number under the mouse.
 * `pictured(small)`: a PNG of the points that "Measure it" has found.
-* `code(**values)`: Python that prints what is shown; without it, that of the scenario.
+* `code(**values)`: Python that prints what is shown; without it, the scenario's.
 * `over`, `curves`, `apart` and `along(control, degrees, **values)`: the control that curves go over, which curves, those
   that go over another control, and their numbers; they're drawn beside the picture.
 
 A setting.Board has all of them.
 
-What else is in the figure, such as axes and legends, is drawn again only when an update has changed it: that is several
+The rest of the figure, such as axes and legends, is drawn again only when an update has changed it: that is several
 times slower. For a setting it can't show, a plot raises ValueError, and the text becomes the sentence.
 """
 
@@ -55,8 +55,11 @@ _TIGHT = widgets.Layout(margin="1px 2px")
 class Plot(Protocol):
     """The plot that an explorer drives."""
 
-    figure: Figure
-    moving: Sequence[Artist]
+    @property
+    def figure(self) -> Figure: ...
+
+    @property
+    def moving(self) -> Sequence[Artist]: ...
 
     def update(self, **values) -> Said | str: ...
 
@@ -318,7 +321,7 @@ class Explorer:
 
 
 class _Measuring:
-    """The button "Measure it", which is "Stop" while ranks run. Ranks run in a thread of their own."""
+    """The button "Measure it", which is "Stop" while ranks run. A separate thread runs them."""
 
     def __init__(self, explorer: Explorer, measure: Measure):
         self._explorer, self._measure, self._thread, self._stopped = explorer, measure, None, False

@@ -99,16 +99,15 @@ def intervals(stall: float, restart: float, mtbf: float, simulated: Iterable[tup
 
 
 @style.styled
-def lost(every: int = 4, fails: int = 10, restart: float = 2.0, after: int = 3) -> style.Figure:
+def lost(every: int = 4, fails: int = 10) -> style.Figure:
     """Draws what a failure costs: steps in a row, the last checkpoint, the failure, the restart, and the steps once again.
 
     every: steps from save to save
     fails: steps that had been done when it failed
-    restart: its length, in steps
-    after: steps that follow those that are repeated
     """
     kept = fails // every * every
     saves, again = kept // every, fails - kept
+    restart, after = 2, 3  # steps: how long it takes, and those that follow the repeated ones
     fig = Figure(WIDTH, 2.05)
     wide = (WIDTH - 0.1) / (fails + 0.4 * saves + restart + again + after)
     x, top, high = 0.05, 0.95, 0.5
@@ -272,7 +271,7 @@ class Saving(namedtuple("Saving", "gpus hours stall write restart interval mfu r
 
     @property
     def intervals(self) -> list[float]:
-        """Seconds between saves: these, Young's and the best, neither of which is shorter than a write."""
+        """Seconds between saves: the chosen ones, Young's and the best. The last two are no shorter than a write."""
         young = max(self.write, failures.young(self.stall, self.mtbf))
         return [self.interval or young, young, max(self.write, failures.best_interval(self.stall, self.mtbf))]
 

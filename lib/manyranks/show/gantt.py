@@ -168,8 +168,8 @@ def frame(
 def boxes(timeline: Timeline) -> np.recarray:
     """Returns what Gantt shows of each span, rank by rank in order of start.
 
-    key: its look's, for compute whose name begins with F, B, I or W that of the action of a pipeline schedule
-    name: that action's, none of others; one may have a longer and a shorter, "F3|3": the first that has room is written
+    key: its look's; compute whose name begins with F, B, I or W has the look of a pipeline schedule's action
+    name: the action's, none for others; one may have a longer and a shorter, "F3|3": the first that has room is written
     corners: from and to in seconds, top and bottom in rows
     Where nothing communicates compute has the whole band.
     """

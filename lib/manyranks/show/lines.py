@@ -91,7 +91,7 @@ def columns(
     looks: Mapping[str, tuple[str, str]] | None = None,
     gap: float = 0.14,
 ) -> list[np.ndarray]:
-    """Draws a bar for each side of each group, and returns where those of each side are.
+    """Draws a bar for each side of each group, and returns where each side's bars are.
 
     sides: part -> its height in each group, from below; unit: number -> text, for the y axis; looks: part -> colour and hatch,
     LOOKS of sides without it; gap: between groups, which have a room of 1

@@ -36,7 +36,7 @@ class Curves:
 
     def __init__(self, figure: Figure, over: Mapping[str, str], controls: Mapping[str, tuple[str, Sequence]]):
         wide, high = figure.get_size_inches()
-        below = [*list(over.values())[1:], ""]  # the next curve's control; a curve above another one has no axis of its own
+        below = [*list(over.values())[1:], ""]  # the next curve's control; a curve above another one shares its axis
         labelled = [one != other for one, other in zip(over.values(), below, strict=True)]
         share, tall = wide / (wide + WIDE), (high - _BELOW * sum(labelled)) / len(over) - _ABOVE
         if isinstance(layout := figure.get_layout_engine(), ConstrainedLayoutEngine):

@@ -94,7 +94,7 @@ _UNITS = {"bytes": units.size, "seconds": units.duration, "share": units.percent
 
 
 def tiles(said: Said, before: Said | None = None) -> str:
-    """HTML of the numbers, each with that of the setting before it: a row of the chapter's own, and the strip."""
+    """HTML of the numbers, each with its value in the setting before: a row of the chapter's own, and the strip."""
     old = {} if before is None else before.numbers
     own = [_tile(name, text, old.get(name, text)) for name, text in said.numbers.items()]
     if said.scenario is None:

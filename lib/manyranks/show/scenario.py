@@ -1,6 +1,6 @@
 """The scenario of all explorers: a model, a plan and a cluster; what a step of it costs; the controls that set it.
 
-What you choose in one chapter is still set in the next. A file beside the user's Jupyter settings keeps it.
+A choice that you make in one chapter is still set in the next. A file beside the user's Jupyter settings keeps it.
 """
 
 import functools

@@ -5,7 +5,7 @@ and what limits. Its ways out are found here: another value of one control that 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
@@ -33,7 +33,11 @@ class Setting:
     room: ClassVar[Sequence[str]] = ()
     words: ClassVar[Mapping[str, str]] = {}
     note = ""
-    scenario: Scenario | None = None  # none where a chapter has no step
+
+    @property
+    def scenario(self) -> Scenario | None:
+        """Returns the step that is meant; None where a chapter has none."""
+        return None
 
     @property
     def possible(self) -> bool:
@@ -103,7 +107,7 @@ class Setting:
         other = self.faster(limit)
         return f"; with {self.change(other)}: {unit(other.cost)}" if other else ""
 
-    def change(self, other: "Setting") -> str:
+    def change(self, other: Any) -> str:
         """Names the value that changed: "TP 4"."""
         name = next(name for name in self._fields if getattr(self, name) != getattr(other, name))
         return self.words.get(name, SHARED[name][2] if name in SHARED else "{}").format(getattr(other, name))
@@ -122,7 +126,7 @@ def _cost(setting: Setting) -> Cost | None:
 
 
 class Panels:
-    """A plot made of panels, in the order in which they're drawn; others: artists over them that move, too."""
+    """A plot made of panels, in the order they're drawn in; others: artists over them that move, too."""
 
     figure: Figure
     panels: Sequence = ()
@@ -151,7 +155,7 @@ class Board(Panels):
     curves: Sequence[str] = (MEMORY, MFU)
     apart: ClassVar[Mapping[str, str]] = {}
 
-    def draw(self, now: Setting) -> None:
+    def draw(self, now: Any) -> None:
         """Moves the panels to this setting."""
         raise NotImplementedError
 
@@ -175,10 +179,10 @@ class Board(Panels):
             costs, here = [_cost(now._replace(**{control: degree})) for degree in degrees], getattr(now, control)
         return costs, tried(lambda: now.scenario.cost), here
 
-    def at(self, now: Setting, degree: object) -> Cost | None:
+    def at(self, now: Any, degree: Any) -> Cost | None:
         """Returns the cost with this degree; None where it can't be."""
         return _cost(now._replace(**{self.over: degree}))
 
-    def degree(self, now: Setting) -> object:
+    def degree(self, now: Any) -> object:
         """Returns the degree now."""
         return getattr(now, self.over)

@@ -2,7 +2,7 @@
 
 import csv
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 
 
@@ -12,7 +12,7 @@ class Table:
     Numbers get thousands separators.
     """
 
-    def __init__(self, header: Sequence[str], rows: Sequence[Sequence]):
+    def __init__(self, header: Iterable[str], rows: Iterable[Sequence]):
         self.header, self.rows = list(header), [[_text(cell) for cell in row] for row in rows]
 
     def __repr__(self) -> str:

@@ -20,8 +20,8 @@ STAGES = {"data parallelism": 0, "ZeRO-1": 1, "ZeRO-2": 2}  # the others are sta
 
 @OnRanks
 def zero(values, ranks, say):
-    """The course's GPT on 2 to 8 ranks with Adam, all in float32, which is 4 + 4 + 8 bytes a parameter: what each stage holds
-    and sends, against theory.sharding.held and sent. HSDP has K shards, or as many as there are ranks."""
+    """The course's GPT on 2 to 8 ranks with Adam, all in float32, which is 4 + 4 + 8 bytes per parameter: what each
+    stage holds and sends, against theory.sharding.held and sent. HSDP has K shards, or as many as there are ranks."""
     stage, n = STAGES.get(values["stage"], 3), few(values["dp"])
     k = min(values["k"], n) if values["stage"] == "HSDP" else n
     units = sharding.unit_sizes(_CONFIG.shape())

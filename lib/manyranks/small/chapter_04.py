@@ -26,8 +26,8 @@ _SHAPE = _CONFIG.shape()
 def checkpointing(values, ranks, say):
     """Eight layers of Llama's kind with fused kernels, in 16 bits: what a rank keeps of one sequence, and FLOPs computed again.
 
-    The optimal plan has the room that √N segments take. What a plan holds between its actions isn't autograd's: only FLOPs are
-    counted for it, and for the strategy from the input."""
+    The optimal plan has the room that √N segments take. Tensors that a plan holds between its actions aren't
+    autograd's: only FLOPs are counted for it, and for the strategy from the input."""
     strategy, n = values["strategy"], _CONFIG.layers
     count = {"C segments": min(values["count"], n), "every layer": n}.get(strategy, 0)
     world = ranks(2)
@@ -49,7 +49,7 @@ def _plan(strategy: str, chain: list[plans.Layer]) -> list[plans.Action]:
 
 
 def _step(strategy: str, count: int) -> tuple[int, int]:
-    """Returns bytes that autograd keeps, and FLOPs beyond those of a step that keeps everything."""
+    """Returns bytes that autograd keeps, and how many more FLOPs it takes than a step that keeps everything."""
     torch.manual_seed(0)
     layers = [fuse(Layer(_CONFIG).bfloat16()) for _ in range(_CONFIG.layers)]
     x = torch.randn(1, _CONFIG.seq, _CONFIG.hidden, dtype=torch.bfloat16, requires_grad=True)

@@ -57,7 +57,7 @@ def _groups(mesh: Mesh) -> dict[tuple[int, ...], list[str]]:
 
 
 def _first_step(plan: Plan) -> None:
-    """A step in which stages also tell each other shapes."""
+    """A step where stages also tell each other shapes."""
     _kept["trainer"] = trainer = Trainer(_CONFIG, TrainingConfig(plan=plan))
     trainer.run(1)
     complete = trainer.spread.complete

@@ -16,8 +16,9 @@ NORMS = {"rmsnorm": 1, "layernorm": 2, "none": 0}
 class Tensor(NamedTuple):
     """A tensor of the model, and how its layer's tensor-parallel ranks share it.
 
-    elements: each once, however many ranks have it. cut: "slices", of which each rank has one; "heads", keys or values, whose
-    heads several ranks have each where there are more ranks; "whole" on every rank. decays: matrices do, under weight decay.
+    elements: each once, however many ranks have it. cut: "slices", one on each rank; "heads", keys or values, which
+    several ranks copy where there are more ranks than heads; "whole" on every rank. decays: matrices do, under weight
+    decay.
     Source: Megatron-LM, arXiv 1909.08053, section 3.
     """
 
@@ -68,7 +69,7 @@ class LatentAttention:
             whole(int(field.name != "q_rank"), **{f"latent.{field.name}": getattr(self, field.name)})
 
     def tensors(self, hidden: int, heads: int) -> list[Tensor]:
-        """Queries down and up (or at once), keys and values down and up, output; no norms. What compresses is whole."""
+        """Queries down and up (or at once), keys and values down and up, output; no norms. The way down is whole."""
         query, kv = heads * (self.nope_size + self.rope_size), self.kv_rank + self.rope_size
         queries = [Tensor((self.q_rank or hidden) * query)]
         if self.q_rank:
@@ -180,7 +181,7 @@ class ModelShape:
             return
         if self.bias or self.qkv_bias or self.qk_norm:
             raise ValueError(
-                "bias, qkv_bias, qk_norm: with latent, attention has no biases and norms of its own; leave them False"
+                "bias, qkv_bias, qk_norm: latent attention has no biases and brings its own norms; leave them False"
             )
         if (self.kv_heads, self.head_size) != (self.heads, self.latent.nope_size + self.latent.rope_size):
             raise ValueError(f"kv_heads={self.kv_heads}, head_size={self.head_size}: leave them out, latent decides them")
@@ -265,7 +266,7 @@ class ModelShape:
 
     @cached_property
     def norms(self) -> list[Tensor]:
-        """All of one layer, those of queries and keys and of latent attention included."""
+        """All norms of one layer, with the norms of queries and keys and of latent attention."""
         sizes = [self.hidden] * self.norms_per_layer
         if self.qk_norm:
             sizes += [self.head_size] * 2
@@ -308,7 +309,7 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """The parameters in which a token's number is looked up: the embedding, positions, and their norm."""
+        """The parameters before the first layer: the embedding, positions, and their norm."""
         return parameters_of(self.embedding)
 
     def layer_parameters(self, layer: int) -> int:
@@ -325,7 +326,7 @@ class ModelShape:
     def active_parameters(self) -> int:
         """The parameters that one token uses: Φ without the routed experts it is not sent to; both embeddings count whole.
 
-        DeepSeek-V3's 37B is this number; its 36.6B leaves the input embedding out, of which a token reads one row.
+        DeepSeek-V3's 37B is this number; its 36.6B leaves out the input embedding: a token reads only one row of it.
         """
         return self.parameters - self.moe_layers * (self.experts - self.top_k) * self.expert_parameters
 

@@ -26,8 +26,8 @@ class Noise(NamedTuple):
     def scale(self) -> float:
         """The simple noise scale B_noise = tr(Σ)/|G|², in examples.
 
-        Infinite where the estimate of |G|² is 0 or less: no gradient stands out of the noise. Else negative where that of tr(Σ)
-        is. Either says that there were too few steps.
+        Infinite where the estimate of |G|² is 0 or less: no gradient stands out of the noise. Negative where the
+        estimate of tr(Σ) is negative. Either says that there were too few steps.
         Source: section 2.2.
         """
         return self.variance / self.squared_norm if self.squared_norm > 0 else math.inf
@@ -36,8 +36,9 @@ class Noise(NamedTuple):
 def noise(small: float, large: float, squared_small: float, squared_large: float) -> Noise:
     """Noise from the squared norms of one gradient at two batch sizes, such as one rank's shard and the batch of all ranks.
 
-    small, large: examples; squared_small: the mean over the small batches of their gradients' squared norms; squared_large:
-    that of the gradient of all. Means over batches, not sums. Source: appendix A.1.
+    small, large: examples; squared_small: the mean over the small batches of their gradients' squared norms;
+    squared_large: the squared norm of the large batch's gradient. Gradients are means over batches, not sums. Source:
+    appendix A.1.
     Raises ValueError unless 0 < small < large.
     """
     if not 0 < small < large < math.inf:
@@ -47,7 +48,7 @@ def noise(small: float, large: float, squared_small: float, squared_large: float
 
 
 def mean_noise(estimates: Iterable[Noise]) -> Noise:
-    """The mean of several steps' estimates, each part by itself: a mean of their ratios would be biased. Source: appendix A.1.
+    """The mean of several steps' estimates, part by part: a mean of their ratios would be biased. Source: appendix A.1.
 
     Raises ValueError where there is none.
     """
@@ -57,14 +58,14 @@ def mean_noise(estimates: Iterable[Noise]) -> Noise:
 
 
 def steps(batch: float, critical: float, fewest: float = 1.0) -> float:
-    """Steps to a given loss, S = S_min(1 + B_crit/B); fewest: S_min, those of an infinite batch. Section 2.3."""
+    """Steps to a given loss, S = S_min(1 + B_crit/B); fewest: S_min, with an infinite batch. Section 2.3."""
     positive(batch=batch, fewest=fewest)
     not_negative(critical=critical)
     return fewest * (1 + critical / batch)
 
 
 def examples(batch: float, critical: float, fewest: float = 1.0) -> float:
-    """Examples to a given loss, E = E_min(1 + B/B_crit); fewest: E_min, those of the smallest batch. Section 2.3."""
+    """Examples to a given loss, E = E_min(1 + B/B_crit); fewest: E_min, with the smallest batch. Section 2.3."""
     positive(batch=batch, critical=critical, fewest=fewest)
     return fewest * (1 + batch / critical)
 

@@ -1,4 +1,4 @@
-"""Lower bounds of a step's seconds and of a rank's bytes, by which the planner discards plans before it estimates them.
+"""Lower bounds of a step's seconds and of a rank's bytes: the planner discards plans by them before it estimates them.
 
 Each leaves out some of what step.estimate or memory.peak adds up, and says what.
 """
@@ -16,7 +16,7 @@ _ROUNDING = 1 - 1e-6  # so that no rounding lifts a bound above what it bounds
 
 
 def passes(model: Both, p: int, m: int, hides: bool) -> float:
-    """Returns seconds that a step takes at least: those of the passes on a pipeline rank with an equal share of the model.
+    """Returns seconds that a step takes at least: its passes on a pipeline rank with an equal share of the model.
 
     model: one micro-batch in the whole model, from pace.of_model
     p, m: the pipeline's ranks and its micro-batches

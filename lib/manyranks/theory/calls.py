@@ -1,4 +1,4 @@
-"""The calls of a rank to others: the list in which every axis describes its collectives and messages.
+"""The calls of a rank to others: every axis lists its collectives and messages in this form.
 
 The axes' lists: tensor.calls, context.calls, expert.calls, sharding.calls for data parallelism, and stages here. From a list
 follow bytes (counted) and seconds (network.seconds).
@@ -60,7 +60,8 @@ class Calls(NamedTuple):
     def __rmul__(self, times: int) -> "Calls":
         return Calls(*(times * x for x in self))
 
-    __mul__ = __rmul__
+    def __mul__(self, times: int) -> "Calls":
+        return times * self
 
 
 class Passes(NamedTuple):
@@ -79,7 +80,8 @@ class Passes(NamedTuple):
     def __rmul__(self, times: int) -> "Passes":
         return Passes(times * self.forward, times * self.backward)
 
-    __mul__ = __rmul__
+    def __mul__(self, times: int) -> "Passes":
+        return times * self
 
 
 def counted(calls: Iterable[Call], n: int, rank: int = 0) -> Passes:

@@ -1,15 +1,15 @@
 """Activation checkpointing of a chain of layers: plans of what to keep and what to compute again, what they cost and hold.
 
     layer i    computes a_i from a_(i−1), i = 1 … N; a_0 is the chain's input, which the caller holds
-    backward   of layer i needs what its forward has saved, a_(i−1), and the gradient of a_i, as large as a_i; it makes that
-               of a_(i−1)
+    backward   of layer i needs what its forward has saved, a_(i−1), and the gradient of a_i, as large as a_i; it makes
+               the gradient of a_(i−1)
     plan       a list of actions; the first pass over the layers is forward, then backward goes from layer N to layer 1
 
 Forward's and backward's times may be in any unit, as seconds or FLOPs. Working memory of operators is not counted.
 Source of the lectures' plans and of √N: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -191,8 +191,8 @@ def every_layer(n: int) -> list[Action]:
     return segments(n, n)
 
 
-def best_count(chain: Sequence[Layer], plan=segments) -> int:
-    """Returns how many segments make the peak of segments(), or of nearest(), smallest. Of equal peaks the smallest number.
+def best_count(chain: Sequence[Layer], plan: Callable[[int, int], list[Action]] = segments) -> int:
+    """Returns how many segments make the peak of segments(), or of nearest(), smallest: the fewest if several do.
 
     With equal layers that's about √(N·saved ÷ output) for segments().
     """
@@ -229,7 +229,7 @@ def _back(last: int, first: int) -> Iterator[Action]:
 def chain_of(shape: ModelShape, plan: Plan) -> list[Layer]:
     """A model's layers as a chain, in FLOPs of one micro-batch of the whole model's ranks and bytes of one rank.
 
-    plan: its recomputation is what each layer does by itself ("none", "selective"). Layers without experts; embedding and
+    plan: its recomputation is what each layer does alone ("none", "selective"). Layers without experts; embedding and
     head are left out. Raises ValueError where plan and shape do not fit.
     """
     saved = memory.layer_activations(shape, plan)

@@ -35,7 +35,7 @@ class Level(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The links by which the members of one group reach each other.
+    """The links between the members of one group.
 
     ring: the link that a ring over all of them sees (mean α of its hops; β of its narrowest place)
     pair: between members that are far apart

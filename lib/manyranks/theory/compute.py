@@ -29,7 +29,7 @@ def speeds(cluster: Cluster, constants: Constants) -> Speeds:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Site:
-    """A rank, whatever its layers are. imbalance: see plan.check_imbalance; seconds are those of the fullest rank."""
+    """A rank, whatever its layers are. imbalance: see plan.check_imbalance; it makes the seconds the fullest rank's."""
 
     shape: ModelShape
     local: Local

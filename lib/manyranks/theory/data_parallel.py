@@ -71,8 +71,9 @@ def _once(rows: Rows, sent: Timed) -> dict[Held, tuple[float, float]]:
 
 
 def _copying(plan: Plan, often: Times, cluster: Cluster, constants: Constants) -> float:
-    """Seconds a parameter that nothing hides: what gathers and reductions move in the chip's own memory, which who computes
-    needs; and, with parameters in the host's memory, their way from there for forward and again for backward."""
+    """Seconds per parameter that nothing hides: gathers and reductions copy in the chip's own memory, whose bandwidth
+    the computing needs, too. Parameters in the host's memory also travel from there, for forward and again for
+    backward."""
     fetched = 0.0
     if plan.offload == "all":
         fetched = 2 * plan.microbatches * plan.recipe.parameters / (plan.shards if plan.zero == 3 else 1)

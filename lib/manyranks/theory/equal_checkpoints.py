@@ -24,7 +24,7 @@ class Point(NamedTuple):
     waiting: tuple[float, int]
 
     def bytes(self, layer: Layer, flying: int = 1) -> int:
-        """Returns what a rank holds. flying: micro-batches in flight, of which one is in its backward."""
+        """Returns what a rank holds. flying: micro-batches in flight; one of them is in its backward."""
         inputs, whole = self.waiting
         own = round((self.stored + 2) * layer.output) + self.kept * layer.saved
         return own + (flying - 1) * round(inputs * layer.output + whole * layer.saved)
@@ -78,8 +78,8 @@ def _computed_twice(n: int, layer: Layer) -> Iterator[Point]:
 
 
 def _computed_often(n: int, layer: Layer, below: int) -> Iterator[Point]:
-    """Yields points in less memory, where one layer is kept from the start: the recurrence of optimal_checkpoints for all
-    memories at once; m: slots beside those of that layer and two gradients."""
+    """Yields points in less memory, where one layer is kept from the start: the recurrence of optimal_checkpoints for
+    all memories at once; m: slots beside that layer and two gradients."""
     room = below - layer.saved - 2 * layer.output
     output = max(1, _SLOTS * layer.output // max(room, 1))  # slots: whole, so that only `saved` is rounded
     slot = layer.output / output

@@ -74,8 +74,9 @@ class Product(NamedTuple):
 
 
 def products(shape: ModelShape, seq: int, attended: float = 1.0) -> list[Product]:
-    """Every matrix product of one token's forward pass in a sequence of seq tokens; those of an expert once for each that it
-    is sent to. attended: share of the score matrix that is computed. Backward has two of the same size for each.
+    """Every matrix product of one token's forward pass in a sequence of seq tokens; an expert's products once for each
+    expert that the token is sent to. attended: share of the score matrix that is computed. Backward has two of the same
+    size for each.
     """
     checks.kinds(shape=shape)
     checks.not_negative(seq=seq, attended=attended)

@@ -179,7 +179,7 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
 
 
 def _ampere(name: str, flops: float) -> float:
-    """Chips with 4-bit products, Blackwell and later, have kernels of their own in every stack: 0."""
+    """Chips with 4-bit products, Blackwell and later, have special kernels in every stack: 0."""
     return 0.0 if (name, "float4") in _peaks() else min(1.0, _AMPERE * _HOPPER / flops)
 
 
@@ -201,9 +201,9 @@ def of_device(name: str) -> Accelerator | None:
 def peak(accelerator: Accelerator, dtype: str) -> float | None:
     """Dense FLOP/s of matrix products in one of DTYPES, as the data sheet has it; None where no figure is confirmed.
 
-    "float32" is true single precision, which torch uses for float32 matrices on CUDA unless TF32 is allowed; "float64" is that
-    of the matrix cores. Source of each figure: published/peaks.csv, and the accelerator's own. Raises ValueError for other
-    names, and for what is no Accelerator.
+    "float32" is true single precision, which torch uses for float32 matrices on CUDA unless TF32 is allowed; "float64"
+    is the matrix cores' rate. Source of each figure: published/peaks.csv, and the accelerator's own. Raises ValueError
+    for other names, and for what is no Accelerator.
     """
     if not isinstance(accelerator, Accelerator):
         raise ValueError(f"accelerator={accelerator!r}: give an Accelerator, as theory.accelerators['H100 SXM']")

@@ -86,7 +86,7 @@ def _family(config: Config) -> Family:
 
 
 def _dense(config: Config) -> Fields:
-    """The fields that every family but GPT-2 names alike."""
+    """The fields that have the same names in every family but GPT-2."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head_size, kv_heads = config.get("head_dim"), config.get("num_key_value_heads")
     if head_size is None and hidden % heads and "kv_lora_rank" not in config:
@@ -285,7 +285,7 @@ def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-# What a key may hold, by its kind in published/hugging_face_keys.csv.
+# The values that a key may hold, by its kind in published/hugging_face_keys.csv.
 _LAYERS = ("full_attention", "sliding_attention")
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "size": ("a whole number, 1 or more", lambda value: _whole(value, 1)),

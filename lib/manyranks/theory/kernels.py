@@ -34,10 +34,10 @@ DEFAULT = Constants()
 
 
 def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: float = 0.0) -> float:
-    """FLOPs ÷ rate + exponentials ÷ their rate + bytes ÷ memory bandwidth + the overhead. The rate is that of the best product,
-    times the share of the processors that this one's sizes keep at work.
+    """FLOPs ÷ rate + exponentials ÷ their rate + bytes ÷ memory bandwidth + the overhead. The rate is the best
+    product's, times the share of the processors that this one's sizes keep at work.
 
-    A sum, not the roofline's maximum: a kernel's first reading and last writing hide behind nothing of its own.
+    A sum, not the roofline's maximum: nothing in a kernel hides its first reading and its last writing.
     reserved: share of the processors that communicate instead.
     """
     processors = 1 - reserved

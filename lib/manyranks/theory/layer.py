@@ -12,7 +12,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.plan import Plan
 from manyranks.theory.stacks import ATTENTION
 
-# What selective recomputation runs again beside the attention core: arXiv 2412.19437, section 3.2.3.
+# Parts that selective recomputation runs again beside the attention core: arXiv 2412.19437, section 3.2.3.
 CHEAP = ("rmsnorm", "product", "latent")
 # A kernel here stands for what a module launches. Those of routing are a dozen operators each: the router's scores, its choice
 # and its losses; counting, sorting and padding the copies; undoing it. The number was chosen on Megatron-Bridge's Qwen3-30B.
@@ -100,8 +100,8 @@ def backward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -
 
 
 def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
-    """A product's backward is two like it, of which one adds to the gradient of its weight; what only moves memory reads one
-    tensor more."""
+    """A product's backward is two like it, and one of them adds to the gradient of its weight; what only moves memory
+    reads one tensor more."""
     if kernel.specials:
         # The exponentials again, and as many multiplications and subtractions for the scores' gradients.
         twice = {"flops": FLASH_BACKWARD * kernel.flops, "bytes": 2 * kernel.bytes, "specials": 2 * kernel.specials}
@@ -232,7 +232,7 @@ def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kerne
     Router and permutation see the tokens of all ranks that cut an expert together: T with etp = tp, and T/t with etp = 1.
     Shared experts are cut over tp, as the dense part is. Source: Megatron-LM, megatron/core/transformer/moe/README.md.
 
-    imbalance: copies that come to this rank ÷ those of a balanced load.
+    imbalance: copies that come to this rank ÷ what would come under a balanced load.
     """
     T, h = plan.expert_tokens, shape.hidden
     routed, local = T * shape.top_k, shape.experts / plan.ep

@@ -1,6 +1,6 @@
 """Bytes that one rank holds: model states by ZeRO stage and precision, activations by recomputation and parallelism, the peak.
 
-Where ranks differ (first and last stage, uneven stages), the numbers are those of the rank that needs the most.
+Where ranks differ (first and last stage, uneven stages), the numbers are for the rank that needs the most.
 """
 
 from typing import NamedTuple
@@ -84,7 +84,7 @@ def peak(shape: ModelShape, plan: Plan) -> Peak:
 
 
 def peaks(shape: ModelShape, plan: Plan) -> dict[int, Peak]:
-    """Returns each pipeline rank's peak; of ranks with equal stages only that of the first, which holds the most."""
+    """Returns each pipeline rank's peak; of several with equal stages only the first one's, which is highest."""
     _check(shape, plan)
     dealt = stages.deal(shape, plan.layout)
     own = states.on_ranks(dealt, plan)

@@ -15,7 +15,7 @@ _AXIS = {"etp": "tp", "shards": "data", "replicas": "data"}  # groups that belon
 
 
 class Seconds(dict[tuple[str, str], float | tuple[float, ...]]):
-    """Seconds of calls by (axis, when); of a ring of keys and values one for each block, then of the message home."""
+    """(axis, when) -> seconds of those calls; for a ring of keys and values a tuple: for each block, then for home."""
 
     __hash__ = object.__hash__  # one list of calls is one key of caches
     __eq__ = object.__eq__

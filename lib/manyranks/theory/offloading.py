@@ -1,7 +1,7 @@
 """Places where a layer's activations wait for backward: on the chip, at the host, or nowhere, to be computed again.
 
-What goes to the host travels while the layer computes, and comes back while backward does. Forward is shorter, so it decides:
-a layer that computes for T seconds hides β·T bytes, at β bytes/s one way.
+Offloaded bytes travel to the host while the layer computes, and come back while its backward does. Forward is shorter,
+so it decides: a layer that computes for T seconds hides β·T bytes, at β bytes/s one way.
 
 Source of the idea: Megatron-Core's fine-grained activation offloading.
 """
@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Bytes of a layer that are kept, recomputed, and offloaded to the host; and the seconds by which the step gets longer."""
+    """Bytes of a layer that are kept, recomputed, and offloaded to the host; and seconds that this adds to the step."""
 
     kept: float
     recomputed: float

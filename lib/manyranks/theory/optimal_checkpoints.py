@@ -25,20 +25,21 @@ from manyranks.theory.checkpointing import BACKWARD, FORWARD, KEEP, STORE, Actio
 _NEVER = math.inf
 
 
-def optimal(chain: Sequence[Layer], budget: int, slots: int = 256, gradient: int = 0) -> list[Action]:
+def optimal(chain: Sequence[Layer], budget: int, slots: int = 256) -> list[Action]:
     """The fastest plan whose peak, as checkpointing.run counts it, is within the budget.
 
-    slots, gradient: as in Schedules. Raises ValueError for a budget in which no plan fits.
+    slots: as in Schedules. Raises ValueError for a budget that no plan fits.
     """
-    return Schedules(chain, budget, slots, gradient).plan(budget)
+    return Schedules(chain, budget, slots).plan(budget)
 
 
 class Schedules:
     """The fastest plans of a chain for all budgets up to `most` bytes.
 
-    slots: into how many the memory is cut. Sizes are rounded up to whole ones: a plan never needs more than its budget, but
-    may be slower than the best one. Where all sizes are multiples of a unit of which `most` has no more than `slots`, nothing
-    is rounded. gradient: bytes of the gradient of the chain's input. least: bytes in which some plan fits.
+    slots: how many the memory is cut into. Sizes are rounded up to whole slots: a plan never needs more than its
+    budget, but may be slower than the best one. Nothing is rounded where all sizes are multiples of a unit, and `most`
+    is at most `slots` units. gradient: bytes of the gradient of the chain's input. least: the smallest budget that some
+    plan fits.
     Raises ValueError for an empty chain, sizes or times below 0, and where no plan fits.
     """
 
@@ -62,7 +63,7 @@ class Schedules:
         return min(-(-size // self._unit), self._most + 1)
 
     def _enough(self) -> int:
-        """Slots in which nothing needs to be computed twice."""
+        """Slots that are enough to compute nothing twice."""
         return sum(self._saved) + max(map(add, self._output, self._output[1:]))
 
     def extra(self, budget: int) -> float:
@@ -75,7 +76,7 @@ class Schedules:
     def plan(self, budget: int) -> list[Action]:
         """The fastest plan for this budget. Raises ValueError where it is less than `least`, or more than `most`."""
         if self.extra(budget) == _NEVER:
-            raise ValueError(f"budget={budget} bytes: the least in which a plan for these layers fits is {self.least}")
+            raise ValueError(f"budget={budget} bytes: a plan for these layers needs at least {self.least}")
         actions, todo = [], [(1, self._n, self._within(budget))]
         while todo:
             step = todo.pop()
@@ -129,8 +130,9 @@ class Schedules:
         return row
 
     def _kept(self, s: int, t: int) -> np.ndarray:
-        """E(s, t, m) for all m if layer s is kept, which needs slots for it and, to take it backward, for the gradients. In the
-        first pass none waits yet; but where that of a_t would not fit, layer N cannot go backward later."""
+        """E(s, t, m) for all m if layer s is kept. That needs slots for the layer and, to take it backward, for the
+        gradients. In the first pass no gradient waits yet; but where a_t's would not fit, layer N cannot go backward
+        later."""
         saved, output = self._saved[s], self._output
         needed = saved + max(output[s - 1] + output[s], output[t])
         row = np.full(self._most + 1, _NEVER)
@@ -146,10 +148,10 @@ class Schedules:
         return extra
 
 
-def strategies(chain: Sequence[Layer], slots: int = 1024) -> dict[str, list[Action]]:
-    """Plans for the same chain, by name; those of √N have as many segments, rounded.
+def strategies(chain: Sequence[Layer]) -> dict[str, list[Action]]:
+    """Plans for the same chain, by name; the √N ones have as many segments, rounded.
 
-    The optimal one is within the peak of "√N, once", to slots of that. Raises ValueError for an empty chain.
+    The optimal one is within the peak of "√N, once", to 1,024 slots of that. Raises ValueError for an empty chain.
     """
     n = len(chain)
     root = max(1, round(math.sqrt(n)))
@@ -160,7 +162,7 @@ def strategies(chain: Sequence[Layer], slots: int = 1024) -> dict[str, list[Acti
         "√N, once": once,
         "√N, nearest": checkpointing.nearest(n, root),
         "from the input": checkpointing.from_input(n),
-        "optimal": optimal(chain, checkpointing.run(chain, once).peak, slots),
+        "optimal": optimal(chain, checkpointing.run(chain, once).peak, slots=1024),
     }
 
 

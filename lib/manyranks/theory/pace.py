@@ -57,8 +57,7 @@ class Both(NamedTuple):
         return self.forward.seconds + self.backward.seconds
 
     def apart(self) -> "Both":
-        """Returns the same where a schedule runs weight gradients by themselves: then each half of backward takes no less than
-        its host."""
+        """Returns the same if weight gradients run later: then each half of backward takes at least its host's time."""
         weight = max(self.weight, self.host_weight)
         inputs = max(self.backward.chip - self.weight, self.backward.host - self.host_weight)
         return Both(self.forward, self.backward._replace(host=inputs + weight), weight, weight)
@@ -84,8 +83,8 @@ def of_layer(
     """Times one micro-batch through one layer, on each of its tensor-, context- and expert-parallel ranks.
 
     moe: whether it is a layer with experts
-    imbalance: of the expert-parallel ranks, see plan.check_imbalance: the seconds are those of the fullest, for which the
-        others wait
+    imbalance: of the expert-parallel ranks, see plan.check_imbalance: the seconds are for the fullest rank, which all
+        others wait for
     Raises ValueError where the plan does not fit the shape.
     """
     checks.kinds(shape=shape, plan=plan, cluster=cluster)
@@ -146,7 +145,7 @@ def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constan
 
 
 def of_stages(work: Work, sent: Timed) -> dict[Stage, Both]:
-    """Times one micro-batch on a rank with these stages, of each kind."""
+    """Times one micro-batch on each kind of pipeline rank."""
     both = {name: (busy, sent.items[name]) for name, busy in work.parts.items()}
     found = {stage: _of_stage(tuple([(count, *both[name]) for count, name in own])) for stage, own in work.dealt.parts.items()}
     return {stage: fetching(work.site, stage, own) for stage, own in found.items()} if work.site.local.offload_layers else found
@@ -180,9 +179,9 @@ def _of_stage(parts: tuple[tuple[int, Busy, Seconds], ...]) -> Both:
 
 @functools.lru_cache(maxsize=16384)
 def shown(busy: Busy, sent: Seconds) -> Both:
-    """A part of a stage: what it computes, and what of its calls nothing hides.
+    """A part of a stage: what it computes, and what shows of its calls.
 
-    Full recomputation says again what forward has said to others.
+    With full recomputation, backward makes forward's calls once more.
     """
     plan = busy.site.local
     if busy.part in ("head", "embedding"):

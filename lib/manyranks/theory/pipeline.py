@@ -1,7 +1,7 @@
 """Bubbles and micro-batches in flight of pipeline schedules, in closed form, for equal stages.
 
-p ranks, m micro-batches, v stages a rank. F, B, W: seconds that one micro-batch's forward, whole backward and weight gradient
-take on all stages of one rank; the input gradient is the rest of the backward, I = B − W.
+p ranks, m micro-batches, v stages per rank. F, B, W: seconds that one micro-batch's forward, whole backward and weight
+gradient take on all stages of one rank; the input gradient is the rest of the backward, I = B − W.
 """
 
 import functools
@@ -11,12 +11,13 @@ from manyranks.theory import checks
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import SCHEDULES
 
-# As their papers write them: a schedule's name, and its bubble in closed form.
+# As their papers write them.
 WRITTEN = {"naive": "naive", "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1"}
 WRITTEN |= {"zb-h2": "ZB-H2", "zb-v": "ZB-V", "dualpipe": "DualPipe", "dualpipe-v": "DualPipeV"}
-SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")  # run weight gradients by themselves
+SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")  # run weight gradients on their own
 # Share of the waits in forward that no earlier backward fills: 0 to 0.43 in replays of 2 to 16 ranks.
 LAST_TURNS = 0.2
+# Their bubbles in closed form.
 FORMS = {
     "naive": "(p − 1)m(F + B)",
     "gpipe": "(p − 1)(F + B)",
@@ -33,7 +34,7 @@ FORMS = {
 def bubble(
     schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float = 2.0, W: float = 1.0, FB: float | None = None
 ) -> float:
-    """Seconds of a step in which a rank waits for others.
+    """Seconds of a step that a rank waits for others.
 
     FB: of DualPipe's F&B, a forward beside a backward; None for F + B, one after the other. With less, our replays wait as long
     on up to 4 ranks, and less on more.
@@ -68,7 +69,7 @@ def bubble(
 
 
 def _unfilled(p: int, m: int, v: int, F: float, B: float) -> float:
-    """Seconds in which the last micro-batches, fewer than p, leave a rank without work between its stages."""
+    """Seconds that a rank has no work between its stages, for the last micro-batches are fewer than p."""
     left = m % p
     if v == 1 or not left:
         return 0
@@ -77,7 +78,7 @@ def _unfilled(p: int, m: int, v: int, F: float, B: float) -> float:
 
 
 def fewest(schedule: str, p: int) -> int:
-    """Micro-batches from which on a schedule's closed form holds."""
+    """The fewest micro-batches that a schedule's closed form holds for."""
     return {"zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": 2 * p, "dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(schedule, 1)
 
 

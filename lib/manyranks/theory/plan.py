@@ -77,6 +77,15 @@ class OneRank:
 
     __slots__ = ()
 
+    seq: int
+    microbatch: int
+    cp: int
+    tp: int
+    expert_tp: int
+    sequence_parallel: bool
+    precision: str
+    stack: str
+
     @property
     def rank_tokens(self) -> int:
         """T: tokens of one micro-batch on one rank."""
@@ -101,17 +110,29 @@ class OneRank:
         return STACKS[self.stack]
 
 
-_LOCAL = (
-    "cp tp ep expert_tp seq microbatch sequence_parallel recompute precision overlap overlap_tensor flash context regather "
-    "offload_layers stack"
-)
+class _Local(NamedTuple):
+    """Local's fields, which are Plan's."""
+
+    cp: int
+    tp: int
+    ep: int
+    expert_tp: int
+    seq: int
+    microbatch: int
+    sequence_parallel: bool
+    recompute: str
+    precision: str
+    overlap: bool
+    overlap_tensor: bool
+    flash: bool
+    context: str
+    regather: bool
+    offload_layers: int
+    stack: str
 
 
-class Local(namedtuple("Local", _LOCAL), OneRank):
-    """The part of a plan that decides a layer's time and activations on one rank, whatever other degrees are.
-
-    Its fields are Plan's.
-    """
+class Local(_Local, OneRank):
+    """The part of a plan that decides a layer's time and activations on one rank, whatever other degrees are."""
 
     __slots__ = ()
 
@@ -134,7 +155,7 @@ class Plan(OneRank):
     batch: sequences of the global batch (default: one micro-batch for each data-parallel rank)
     microbatch: sequences a rank takes at a time
     schedule: one of SCHEDULES
-    virtual: stages a rank has, interleaved where there are several
+    virtual: stages of a rank, interleaved if it has several
     zero: 0 to 3
     dp_shard: ranks that share one copy of the sharded states (HSDP), default all
     reshard_after_forward: ZeRO-3 frees a unit after forward and gathers it again
@@ -151,10 +172,10 @@ class Plan(OneRank):
     regather: with sequence parallelism, a column-parallel layer keeps its shard of the input and gathers the rest again in
         backward; False: it keeps what it gathered
     stack: what runs it, a key of STACKS
-    etp: expert tensor parallel size, the ranks that cut each routed expert. By default that is tp, and ep divides dp·cp. Any
-        other etp gives experts a layout of their own, in which ep may span tensor-parallel ranks: tp·cp·dp = etp·ep·edp, and
-        edp ranks have the same part of the same experts. It needs sequence parallelism. Source: arXiv 2504.14960, MoE parallel
-        folding.
+    etp: expert tensor parallel size, the ranks that cut each routed expert. By default that is tp, and ep divides
+        dp·cp. Any other etp gives experts a separate layout, where ep may span tensor-parallel ranks: tp·cp·dp =
+        etp·ep·edp, and edp ranks have the same part of the same experts. It needs sequence parallelism. Source: arXiv
+        2504.14960, MoE parallel folding.
     Raises ValueError, naming the field, for a value that is not allowed or values that do not go together.
     """
 
@@ -236,7 +257,7 @@ class Plan(OneRank):
             raise ValueError(f"ep={self.ep} and dp_shard·cp = {self.shards}: choose them so that one divides the other")
 
     def _check_folded(self) -> None:
-        """Experts with a layout of their own. They need sequence parallelism beside tp, as in Megatron-LM's moe/README.md."""
+        """Checks experts' separate layout. With tp it needs sequence parallelism: Megatron-LM's moe/README.md."""
         if not self.sequence_parallel and self.tp > 1:
             raise ValueError(
                 f"etp={self.etp} with tp={self.tp} and sequence_parallel=False: tensor-parallel ranks would all send the same "

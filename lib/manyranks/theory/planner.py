@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from manyranks import progress_bar
 from manyranks.theory import bounds, checks, memory, pace, pipeline, step
@@ -70,6 +70,12 @@ class Ranking(Sequence[Found]):
     def __init__(self, task: "_Task"):
         self._task, self._steps, self._found = task, _fastest_first(_branches(task)), []
         self._find(1)
+
+    @overload
+    def __getitem__(self, index: int) -> Found: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Found]: ...
 
     def __getitem__(self, index: int | slice) -> Found | list[Found]:
         first, last = (index.start or 0, index.stop) if isinstance(index, slice) else (index, index + 1)
@@ -214,13 +220,16 @@ class _Task(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """The place of a plan in the order of the search, of a set that of its first: indices among the values that are tried."""
+    """The place of a plan in the order of the search: indices among the values that are tried.
+
+    A set of plans stands before its first one: −1 where it has all values. So no two places are alike.
+    """
 
     degrees: int
     microbatch: int
-    schedule: int = 0
+    schedule: int = -1
     recompute: int = 0
-    zero: int = 0
+    zero: int = -1
     given: int = 0
 
 
@@ -290,7 +299,7 @@ def _branch(task: _Task, order: _Order, degrees: Degrees, local: Local, more: di
 def _pipes(
     task: _Task, order: _Order, degrees: Degrees, local: Local, more: dict[str, object], model: pace.Both
 ) -> Iterator[_Node]:
-    """Yields sets of these plans with the same schedule."""
+    """Yields unopened sets of these plans, one for each schedule."""
     shape, _, _, seq, batch, tried, _ = task
     pp, m = degrees[1], batch // (degrees[0] * local.microbatch)
     order = order._replace(recompute=tried.get("recompute", RECOMPUTE).index(local.recompute))

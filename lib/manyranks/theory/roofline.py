@@ -21,7 +21,7 @@ from manyranks.theory.plan import Plan
 from manyranks.theory.stages import Stage
 from manyranks.theory.step import StepTime
 
-# What a kernel is called in a table, by its part and whether it has FLOPs.
+# A kernel's name in a table, by its part and whether it has FLOPs.
 _NAMES = {
     ("attention", True): "attention projections",
     ("latent", True): "attention projections",
@@ -61,7 +61,7 @@ class Roof:
 
     @property
     def ridge(self) -> float:
-        """FLOPs per byte from which on the peak can be reached."""
+        """The fewest FLOPs per byte that can reach the peak."""
         return self.peak / self.bandwidth
 
     def flops_per_second(self, intensity: float) -> float:

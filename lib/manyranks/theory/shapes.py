@@ -12,7 +12,7 @@ from manyranks.theory.architecture import LatentAttention, ModelShape
 from manyranks.theory.hybrid import CompressedAttention, DeltaNet, HybridShape, Mamba2, Mixer
 from manyranks.theory.names import Named, UnknownName
 
-# What models of the family "gpt" have in common, unless their row says otherwise.
+# Fields that models of the family "gpt" share, unless their row says otherwise.
 _GPT = {"gated": False, "tied": True, "norm": "layernorm", "bias": True, "positions": 2048, "dropout": True}
 _SIZES = ("name", "layers", "hidden", "ffn", "heads", "vocab", "kv_heads", "head_size", "source")
 

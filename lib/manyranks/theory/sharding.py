@@ -216,7 +216,7 @@ def _all_reduced(elements: int, m: int, place: int) -> int:
 
 
 def largest(stage: int, n: int, memory: float, precision: str = "bf16", replicas: int = 1, model_parallel: int = 1) -> int:
-    """The largest number of parameters whose model states fit in so many bytes a rank; activations take none.
+    """The largest number of parameters whose model states fit in each rank's memory, in bytes; activations take none.
 
     n: ranks of data parallelism; precision: a key of theory.plan.RECIPES; model_parallel: ranks that split the model before it
     is sharded, so that n·model_parallel accelerators take part. With 32 GB and n=64: Table 2 of arXiv 1910.02054, which

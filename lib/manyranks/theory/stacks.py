@@ -43,7 +43,7 @@ class Moved(NamedTuple):
 
 
 class Keeps(NamedTuple):
-    """Bytes an element that backward needs of separate operators, beside those of one kernel: see memory.layer_activations."""
+    """Bytes per element that separate operators keep for backward beyond one kernel's: memory.layer_activations."""
 
     norm: float = 0
     gated: float = 0
@@ -51,8 +51,8 @@ class Keeps(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Bytes a parameter that pass a chip's memory beside computing, for each gather and each reduction: the copies out of and
-    into their buffers, and those of the ring, which writes what arrives and reads it to send it on.
+    """Bytes per parameter that pass a chip's memory beside computing, for each gather and each reduction: the copies
+    out of and into their buffers, and the ring's traffic, for it writes what arrives and reads it to send it on.
     """
 
     gathered: float = 0

@@ -27,7 +27,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Dealt:
-    """A model's layers on the ranks of a pipeline: what all that a step costs begins with.
+    """A model's layers on the ranks of a pipeline; compute, states and activations all begin with it.
 
     ranks: for each pipeline rank, the sum of its stages; parts: of each kind of rank, how often a micro-batch passes a "dense"
     layer, one with experts ("moe"), the "head" and the "embedding"; firsts: of each kind the earliest rank, or under DualPipe

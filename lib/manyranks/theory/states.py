@@ -1,6 +1,6 @@
-"""Parameters of a rank, the bytes of model states by ZeRO stage and precision, and the rows in which these travel.
+"""Parameters of a rank, the bytes of model states by ZeRO stage and precision, and the rows that these travel in.
 
-Where ranks differ (first and last stage, uneven stages), the numbers are those of the rank that needs the most.
+Where ranks differ (first and last stage, uneven stages), the numbers are for the rank that needs the most.
 """
 
 import functools
@@ -114,9 +114,9 @@ def of_stage(shape: ModelShape, layout: Layout, stage: Stage) -> Held:
 
 
 def _shares(parts: list[tuple[int, list[Tensor]]], shape: ModelShape, t: int) -> tuple[int, int]:
-    """Parameters that t ranks share, counted as often as one of them is there; and those that each rank has whole.
+    """Parameters that t ranks share, with a copy counted each time; and parameters that each rank has whole.
 
-    parts: how often, and of which tensors
+    parts: how often, and the tensors
     """
     found = {"slices": 0, "heads": 0, "whole": 0}
     for often, tensors in parts:
@@ -202,7 +202,7 @@ class Group(NamedTuple):
 
 
 def groups(plan: Plan) -> tuple[Group, Group]:
-    """The group of the parameters that all data-parallel ranks have, and that of an expert's (edp ranks: see Plan.etp)."""
+    """The groups of the parameters that all data-parallel ranks have, and of an expert's (edp ranks: see Plan.etp)."""
     return _groups(plan.dp * plan.cp, plan.shards, plan.tp, plan.expert_ranks, plan.expert_shards, plan.expert_tp * plan.ep)
 
 
@@ -230,7 +230,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rows:
-    """Rows in which ranks send their gradients, and gather parameters: for each kind of rank equal rows of the parameters that
+    """Rows that ranks send gradients and gather parameters in: for each kind of rank equal rows of the parameters that
     all data-parallel ranks have ("dense"), and of routed "experts". units: how many of each a rank has."""
 
     items: dict[tuple[Held, str], Row]
@@ -238,8 +238,8 @@ class Rows:
 
 
 def rows(held: RankParameters, shape: ModelShape, plan: Plan) -> Rows:
-    """Returns the rows of these ranks. There is one bucket a layer at most, none below BUCKET bytes unless it is
-    the only one; ZeRO-3 has units of one layer."""
+    """Returns the rows of these ranks: at most one bucket per layer, none below BUCKET bytes unless it is the only one;
+    for ZeRO-3 units of one layer."""
     return _rows(held, plan.zero == 3, plan.zero > 0, max(1, shape.layers // plan.pp), plan.recipe, groups(plan))
 
 

@@ -3,11 +3,11 @@
 Every kernel of a layer is charged its FLOPs and its bytes, every message α + n/β; what overlaps is hidden behind what it
 overlaps with. The step takes as long as the pipeline rank that is done last, so the slowest stage sets the pace.
 
-Assumed, beside the constants of kernels: all ranks are equally fast; reading data and writing checkpoints take no time, and
-Python only what it takes to launch kernels (Stack.host); messages of different kinds do not share links, and communication
-takes nothing from the processors but what the cluster reserves. Of data parallelism: gradients travel in equal buckets, one
-after another, by rings or trees, whichever is faster, ZeRO-3's in units of a layer; with overlap, what shows is the last
-bucket, or what backward is too short to hide if that is longer: data_parallel, network.
+Assumed, beside the constants of kernels: all ranks are equally fast; reading data and writing checkpoints take no time,
+and Python only what it takes to launch kernels (Stack.host); messages of different kinds do not share links, and
+communication takes nothing from the processors but what the cluster reserves. In data parallelism gradients travel in
+equal buckets, one after another, by rings or trees, whichever is faster; ZeRO-3's in units of a layer. With overlap,
+what shows is the last bucket, or what backward is too short to hide if that is longer: data_parallel, network.
 """
 
 import math
@@ -97,9 +97,9 @@ class StepTime:
     def warning(self) -> str:
         """The cost of groups of tensor-parallel ranks, or of those that cut an expert, that span several nodes; else empty.
 
-        Compared with nodes that hold a whole group, on the same links: nothing else in the step changes by that. Where tp is
-        smaller than a node but does not divide it, `seconds` is that of a group inside a node; the warning says what the others
-        add.
+        Compared with nodes that hold a whole group, on the same links: nothing else in the step changes. Where tp is
+        smaller than a node but does not divide it, `seconds` is for a group inside a node; the warning says what the
+        others add.
         """
         cuts = {self.plan.tp: "tp"} | ({} if self.plan.etp in (None, self.plan.tp) else {self.plan.etp: "etp"})
         return next((said for ranks, name in cuts.items() if (said := self._warning(name, ranks))), "")

@@ -1,4 +1,4 @@
-"""The virtual clock: each rank runs through its instructions with a time of its own, and waits where it must.
+"""The virtual clock: each rank runs through its instructions with its own time, and waits where it must.
 
 No order of events is kept here: when an exchange ends depends only on the ranks that take part and on the exchange before it.
 So a rank runs on until it needs an end that is not known yet, and again when it is. This is what makes replay fast.
@@ -16,7 +16,7 @@ _new = tuple.__new__  # Span(...) takes half as long again
 
 
 class Clock:
-    """Runs a program once; then `spans` and `causes` are those of its Timeline, and `held` says which rank waits for what.
+    """Runs a program once; then it has its Timeline's `spans` and `causes`, and `held` says which rank waits for what.
 
     Here each exchange takes the time that it takes alone. Raises ValueError that shows the instruction for a bad one.
     """

@@ -1,11 +1,11 @@
-"""Costs: how long each instruction of a Program takes. `theory` has those of real clusters; Durations are given by hand."""
+"""Costs: how long each instruction of a Program takes. `theory` has real clusters'; Durations are given by hand."""
 
 import difflib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import inf
 from numbers import Real
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Transfer(NamedTuple):
@@ -27,7 +27,7 @@ class Transfer(NamedTuple):
 class Costs(Protocol):
     """Seconds of computing, and what communication asks of the network. Equal arguments must give equal costs."""
 
-    def compute(self, rank: int, work: Hashable) -> float: ...
+    def compute(self, rank: int, work: Any) -> float: ...  # as in the program that it is for; hashable
 
     def message(self, source: int, destination: int, bytes: float) -> Transfer: ...
 
@@ -38,10 +38,10 @@ class Costs(Protocol):
 class Durations:
     """Costs for abstract schedules: times[work] seconds on every rank; latency + bytes / bandwidth for any transfer.
 
-    Each directed pair, and each group, has a channel of its own. Raises ValueError for work that `times` does not name.
+    Each directed pair, and each group, has its own channel. Raises ValueError for work that `times` does not name.
     """
 
-    times: Mapping[Hashable, float]
+    times: Mapping[Any, float]
     latency: float = 0.0
     bandwidth: float = inf
 

@@ -68,7 +68,7 @@ Instruction = Compute | Send | Recv | Collective | Wait
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions: ranks[r] are those of rank r, in the order its host issues them. `replay` runs and checks it."""
+    """Instructions: ranks[r] has rank r's, in the order its host issues them. `replay` runs and checks it."""
 
     ranks: tuple[tuple[Instruction, ...], ...]
 

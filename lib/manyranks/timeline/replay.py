@@ -51,7 +51,7 @@ def _check_sizes(program: Program, lane: Messages) -> None:
 
 
 def _stuck(clock: Clock) -> list[str]:
-    """A line for each rank that is held; if there is none, one for each lane with an exchange that never takes place."""
+    """A line for each rank that is held; without any, one for each lane with an exchange that never takes place."""
     if clock.held:
         return [f"{clock.at(rank)}: waits for {_missing(clock, *clock.held[rank])}" for rank in sorted(clock.held)]
     never = [lane for lane in _messages(clock) if len(lane.ends) < max(len(lane.sent), len(lane.received))]

@@ -52,7 +52,7 @@ class Timeline:
         return [s for s in self._of_rank.get(rank, ()) if kind in (None, s.kind)]
 
     def busy(self, rank: int, kind: str = COMPUTE) -> float:
-        """Seconds in which at least one span of this kind is open on the rank."""
+        """Seconds that at least one span of this kind is open on the rank."""
         return _covered(self.of(rank, kind))
 
     def exposed_communication(self, rank: int) -> float:
@@ -60,17 +60,17 @@ class Timeline:
         return _covered(self.of(rank)) - self.busy(rank, COMPUTE)
 
     def bubble(self, rank: int) -> float:
-        """Share of the makespan in which the rank does not compute, between 0 and 1."""
+        """Share of the makespan that the rank does not compute, between 0 and 1."""
         return 1 - self.utilisation(rank)
 
     def utilisation(self, rank: int) -> float:
-        """Share of the makespan in which the rank computes, between 0 and 1; 1 where no time passes."""
+        """Share of the makespan that the rank computes, between 0 and 1; 1 where no time passes."""
         return self.busy(rank) / self.makespan if self.makespan else 1.0
 
     def critical_path(self) -> list[Span]:
         """The chain of spans that set the makespan, in order of time: the end of each let the next one start.
 
-        Of several that are equally long, one. Raises ValueError for a timeline without causes.
+        If several are equally long, one of them. Raises ValueError for a timeline without causes.
         """
         if len(self.causes) != len(self.spans):
             raise ValueError(
@@ -110,7 +110,7 @@ class Timeline:
 
 
 def _covered(spans: Iterable[Span]) -> float:
-    """Seconds in which at least one of them is open."""
+    """Seconds that at least one of them is open."""
     return total(joined((span.started, span.finished) for span in spans))
 
 

@@ -1,8 +1,9 @@
 """Things that a running program's ranks share: streams, on which exchanges go one by one, and lanes, which number them.
 
-An *exchange* is one message or one collective. A *stream* is a directed pair of ranks, or a group: its exchanges go one after
-another. A *lane* is the part of a stream that all its members count alike: the messages with one tag, or all collectives of
-the group. The third message of a lane is the same one to its sender and to its receiver, so nobody has to look for it.
+An *exchange* is one message or one collective. A *stream* is a directed pair of ranks, or a group: its exchanges go one
+after another. A *lane* is a part of a stream that all its members count in the same way: the messages with one tag, or
+all collectives of the group. The third message of a lane is the same one to its sender and to its receiver, so nobody
+has to look for it.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""python -m manyranks.training: trains the small GPT on ranks of its own, or on torchrun's."""
+"""python -m manyranks.training: trains the small GPT on new ranks, or on torchrun's."""
 
 import math
 import os

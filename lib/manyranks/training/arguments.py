@@ -242,5 +242,5 @@ def _add_gpt(made: argparse.ArgumentParser) -> None:
     _number(group, "--dropout", usual.dropout, "share of activations that are left out at random")
     _choice(group, "--style", STYLES, usual.style, "kind of the model")
     group.add_argument(
-        "--untied", dest="tied", action="store_false", help="the head has a matrix of its own"
+        "--untied", dest="tied", action="store_false", help="the head has its own matrix"
     )

@@ -25,7 +25,7 @@ class GPTConfig:
     as one MLP, but at least 32. scores, expert_groups, groups_per_token, capacity, auxiliary,
     bias_speed: as parallel.expert.Router's. Experts need style "llama".
     latent: sizes of multi-head latent attention, as DeepSeek-V2's, instead of kv_heads; None: each
-    head has keys and values of its own matrices. It needs style "llama".
+    head has its own matrices for keys and values. It needs style "llama".
     style: "llama" has RMSNorm, rotary positions, a gated SiLU MLP and no biases; "gpt2" has
     LayerNorm, learned positions, a GELU MLP and biases.
     Raises ValueError, naming the field, for sizes that are not allowed or do not go together.

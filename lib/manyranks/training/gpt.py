@@ -220,7 +220,7 @@ class Head(nn.Module):
         self.projection = nn.Linear(config.hidden, config.vocab, bias=False)
 
     def forward(self, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
-        """Returns logits. positions_S: not used; all parts of the model are called alike."""
+        """Returns logits. positions_S: not used; all parts of the model are called the same way."""
         return self.projection(self.norm(x_BSH))
 
 

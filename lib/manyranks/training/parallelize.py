@@ -53,7 +53,7 @@ def parallelize(
 
 
 def _experts(model: GPT, plan: Plan, here: Here) -> ExpertParallel:
-    """Puts experts on axes of their own where the mesh has etp, else on the data-parallel ranks."""
+    """Puts experts on their own axes where the mesh has etp, else on the data-parallel ranks."""
     axes = ("ep_replicas", "ep", "etp")[: 3 if here.mesh.etp else 2]
     mesh = here.plane(*axes, ep_replicas="replicas", ep="experts", etp="tensor")
     how = {"reduces": plan.zero == 0, "same_tokens": not plan.sequence_parallel and plan.tp > 1}
@@ -71,7 +71,7 @@ def _stages(model: GPT, plan: Plan, context: ContextParallel | None) -> list[Sta
 
 
 def mesh_of(plan: Plan) -> Mesh:
-    """Makes a plan's mesh. Experts have axes of their own where theory.nd has no place for them."""
+    """Makes a plan's mesh. Experts have their own axes where theory.nd has no place for them."""
     etp = plan.expert_tp if unplaced(plan) else None
     return Mesh(plan.dp, plan.pp, plan.cp, plan.tp, plan.ep, plan.dp_shard, etp=etp)
 

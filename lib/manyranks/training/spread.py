@@ -67,7 +67,7 @@ class Parts:
         self.names = {parameter: name for name, parameter in self.model.named_parameters()}
 
     def take_stages(self, stages: list[Stage], schedule: Schedule) -> None:
-        """Keeps those of this rank. Of the others nothing is left in the model."""
+        """Keeps this rank's stages. Nothing of the others is left in the model."""
         rank, self.schedule = self.here.coordinates["pp"], schedule
         self.stages = {s: stages[s] for s, owner in enumerate(schedule.placement) if owner == rank}
         kept = {part for stage in self.stages.values() for part in stage.parts}
@@ -87,7 +87,7 @@ class Parts:
 
     def _kind(self, parameter: nn.Parameter, expert: bool, stages: tuple[int, ...]) -> Kind:
         copies, over = len({self.schedule.placement[s] for s in stages}) or 1, []
-        if self.tensor and not (expert and self.here.mesh.etp):  # these have axes of their own
+        if self.tensor and not (expert and self.here.mesh.etp):  # these have their own axes
             name = self.names[parameter]
             copies *= self.tensor.holders(name)
             over = self.tensor.summed_over(name)

@@ -120,9 +120,9 @@ class Trainer:
         least = self._data[1] if self.here else 1
         if type(sequences) is not int or sequences < least:
             what = f"sequences={sequences!r} for {least} data-parallel ranks"
-            raise ValueError(f"{what}, each of which takes one or more: give {least} or more")
+            raise ValueError(f"{what}, and each takes one or more: give {least} or more")
         tokens_BT = corpus.held_out(sequences, self.gpt.seq, *self._data).to(self.device)
-        parts = -(-sequences // (self._data[1] * self.training.batch))  # alike on all ranks
+        parts = -(-sequences // (self._data[1] * self.training.batch))  # the same on all ranks
         share, parts = (self._evaluated, 1) if self.spread.pipeline else (self._share, parts)
         self.model.eval()
         with torch.no_grad():

@@ -1,20 +1,28 @@
 """Floor 2: ranks from a notebook. `World` starts processes, runs functions on them and explains what went wrong.
 
-Read from the bottom up: `processes.forkserver` has imported torch and forks each rank; `rank.process` is a rank's life, and
-`rank.watch` its second thread, which answers "where are you?"; `processes.local` is the kernel's handle on these processes
-(with engine="ray", `processes.ray_engine` takes its place, and `processes.ray_nodes` forks the ranks on each node); `collect`
-waits for replies and notices trouble; `processes.team` starts a world's ranks together and ends them together;
-`rank.messages` carries what they are told and answer, and `rank.tasks` is what a %%ranks cell becomes there;
-`faults.deadlock` proves from the ranks' calls that they would wait forever;
-`faults.diagnose` puts the trouble into words; `world` is what a reader calls. Ranks that run code of strangers:
-`fences.confine` fences them, and `rank.plain` reads nothing but data from them.
+"The notebook" is also the process that has made the World. These are the rooms; each imports from those below it only.
 
-"Kernel" means the notebook's process here, not the operating system's.
+magic       runs a %%ranks cell on the newest open world
+world       is World: it sends a task to the ranks, waits for them, and judges what came of it
+collect     waits for the ranks' replies, and notices trouble at once
+notebook    shows a run: what ranks print (output), what each is doing (live), a rank's debugger (prompt)
+strangers   is for judges: reads what was handed in, and says why a run of it did not end well
+faults      proves that ranks would wait forever (deadlock), and puts any trouble into words (diagnose)
+counted     makes of the ranks' recordings what `measure` returns
+processes   starts and ends a world's ranks together (Team); forks them here (forkserver, local) or by Ray (ray_…)
+rank        is a rank's life (process), what reaches it (messages, tasks), and its answer to "where are you?" (watch)
+fences      stand around ranks that run code of strangers, which send nothing but data (rank.plain)
+cells       name a place in the notebook: "cell 12, line 4"
+limits      check what a World is asked for
+errors      are what a World raises
+
+A cell goes from `magic` through `World` to each process of its `Team`, and there from `rank.process` to `rank.tasks`.
+`collect` waits for the replies; if something went wrong, `faults.diagnose` makes the error that `World` raises.
 """
 
 from manyranks import lazy
 
 lazy.require("torch", "numpy", "cloudpickle", "psutil", "msgspec")
 
-# The forkserver and the ranks import their part of this package without the kernel's.
+# The forkserver and the ranks import their part of this package without the notebook's.
 __getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

@@ -6,7 +6,7 @@ import sys
 
 from manyranks.measure.location import Place
 
-only_remembered = False  # whether a rank's code chooses the names of files: grade.apart sets it, and no file is opened then
+_only_remembered = False  # whether no file is opened for its lines: see open_no_files()
 _remembered: dict[str, list[str]] = {}
 
 
@@ -24,10 +24,16 @@ def file_label(file: str) -> str:
 
 def source_line(file: str, line: int) -> str:
     """The line of source, "" where there is none."""
-    if not only_remembered:
+    if not _only_remembered:
         return linecache.getline(file, line).strip()
     lines = _remembered.get(file, [])
     return lines[line - 1].strip() if 0 < line <= len(lines) else ""
+
+
+def open_no_files() -> None:
+    """Shows lines of remembered source alone from now on: where strangers' code runs, it chooses the names of files."""
+    global _only_remembered
+    _only_remembered = True
 
 
 def remember(name: str, source: str) -> None:

@@ -22,8 +22,8 @@ _DRAINING = 1.0
 _ENDING, _BUSY = 1.0, 30.0  # seconds until it is known how a process ended that has hung up, on a busy machine, too
 _QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: what is quiet, and how long to wait in all for ranks that compute
 _LOOK = 0.5  # seconds between two looks at ranks that have not replied
-_AT_ONCE, _AGAIN_AFTER = 0.02, 10.0  # seconds in which idle ranks answer, and until a question is asked again
-_AGAIN = 0.3  # seconds in which a rank that is debugged may ask for its next line before another one gets its turn
+_AT_ONCE, _AGAIN_AFTER = 0.02, 10.0  # seconds for idle ranks to answer, and until a question is asked again
+_AGAIN = 0.3  # seconds that a rank that is debugged has to ask for its next line before another one gets its turn
 
 
 def collect(
@@ -32,34 +32,36 @@ def collect(
     output: Output,
     timeout: float | None,
     watched: bool = True,
-    step: Callable[[dict], None] = lambda looks: None,
-    answer: Callable[[int, Asked], None] | None = None,
+    show_progress: Callable[[dict], None] = lambda looks: None,
+    answer_debugger: Callable[[int, Asked], None] | None = None,
     patience: float = 1.0,
 ) -> float:
-    """Returns when every rank has replied, or when that will not happen: one raised or died, all wait for each other, or the
-    time is over.
+    """Waits until every rank has replied, or until that will not happen: one raised or died, all wait for each other, or the
+    time is over. Returns the seconds that it took, without those in which other programs had the processors.
 
-    outcome: what is known so far, completed here; watched: whether to look for deadlocks (their signs are known for gloo);
-    step: called again and again with what ranks did when they were last looked at; answer: gives a rank's debugger its line;
-    patience: how many times the timeout a run may last while other programs have the processors. Returns the seconds that it
-    took, without those.
+    outcome: what is known so far, completed here
+    watched: whether to look for deadlocks (their signs are known for gloo)
+    show_progress: called again and again with what ranks did when they were last looked at
+    answer_debugger: gives a rank's debugger its line
+    patience: how many times the timeout a run may last while other programs have the processors
     """
     gathering = _Gathering(team, outcome, output)
     looks = _Looks(team)
     clock = Clock((process.pid for process in team.processes if process.pid), patience)
     while outcome.missing and not gathering.settled() and not outcome.late:
         gathering.step()
-        step(looks.seen)
-        if gathering.asking and answer:
-            clock.forget(gathering.answer(answer))  # a reader's time does not count
+        show_progress(looks.seen)
+        if gathering.asking and answer_debugger:
+            clock.forget(gathering.answer(answer_debugger))  # a reader's time does not count
         if gathering.trouble is not None:
             continue
         outcome.late |= timeout is not None and bool(outcome.missing) and clock.over(timeout)
-        if looks.deadlocked(outcome) and watched:
+        deadlocked = looks.deadlocked(outcome)  # also where ranks are not watched, for it looks at what show_progress shows
+        if deadlocked and watched:
             outcome.deadlock = True
             break
     gathering.drain()
-    if not outcome.missing:  # the last one came in the moment in which it was late
+    if not outcome.missing:  # the last one came in the moment when it was late
         outcome.late = outcome.deadlock = False
     return clock.seconds()
 
@@ -91,7 +93,7 @@ class _Gathering:
             self._handlers[what](process, what)
         return bool(events)
 
-    def answer(self, answer: Callable[[int, Asked], None]) -> float:
+    def answer(self, answer_debugger: Callable[[int, Asked], None]) -> float:
         """Lets ranks' debuggers have what they ask for, one rank until it goes on. Returns how long that took."""
         began = time.monotonic()
         if self._debugged is None:
@@ -100,7 +102,7 @@ class _Gathering:
         while self.asking and self.trouble is None:  # a run that ends asks no other rank
             rank = self._debugged if self._debugged in self.asking else min(self.asking)
             self._debugged, self._outcome.debugged = rank, set(self.asking)
-            answer(rank, self.asking.pop(rank))
+            answer_debugger(rank, self.asking.pop(rank))
             self._outcome.debugged = set(self.asking)
             until = time.monotonic() + _AGAIN
             while rank not in self.asking and rank in self._outcome.missing and time.monotonic() < until:
@@ -110,7 +112,7 @@ class _Gathering:
     def drain(self) -> None:
         """Reads what the ranks had printed by the time they replied."""
         until = time.monotonic() + _DRAINING
-        while self.step(0) and time.monotonic() < until:  # a thread of theirs may print without end
+        while self.step(0) and time.monotonic() < until:  # one of their threads may print without end
             pass
 
     def settled(self) -> bool:
@@ -221,7 +223,12 @@ class _Looks:
         return len(self._heard) == len(ranks)
 
 
-def agree(outcome: Outcome) -> bool:
+def usable(team: Team, outcome: Outcome) -> bool:
+    """Returns whether the next run can use the same ranks."""
+    return not outcome.missing and not outcome.deaths and not team.torn and _agree(outcome)
+
+
+def _agree(outcome: Outcome) -> bool:
     """Returns whether the group is as good as new: every collective issued by all of its ranks, every message received."""
     replies = {rank: reply for rank, (reply, _) in outcome.replies.items()}
     if any(reply.broken for reply in replies.values()):

@@ -60,7 +60,7 @@ class RankHung(WorldError):
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """The reader stopped a run. Whatever catches KeyboardInterrupt catches this."""
+    """The reader stopped a run. Code that catches KeyboardInterrupt catches this."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"KeyboardInterrupt: {self}"]

@@ -12,7 +12,7 @@ from manyranks.world.errors import NoRoom
 BACKENDS = ("auto", "gloo", "nccl")
 ENGINES = ("local", "ray")
 RANK_BYTES = 48 * 2**20  # private memory of an idle rank with its connections, measured at 32 ranks, rounded up
-_KERNEL_FILES_A_RANK = 6
+_FILES_A_RANK = 6  # that this process opens
 _SPARE_FILES = 200
 _CONTAINER = Path("/sys/fs/cgroup")
 
@@ -41,7 +41,7 @@ def checked_choice(name: str, value, allowed: tuple[str, ...]) -> str:
 
 
 def resolved_backend(backend: str, size: int) -> str:
-    """ "gloo" or "nccl". "auto" takes NCCL where every rank can have a GPU of its own.
+    """|"gloo" or "nccl". "auto" takes NCCL where there is a GPU for every rank.
 
     Raises ValueError where NCCL is asked for and there are too few GPUs.
     """
@@ -77,12 +77,12 @@ def check_room(size: int) -> None:
             f"World({size}) needs about {size * RANK_BYTES / 1e9:.1f} GB ({RANK_BYTES / 1e6:.0f} MB a rank); "
             f"{available / 1e9:.1f} GB are free. {_fits(available // RANK_BYTES)}"
         )
-    needed = size * _KERNEL_FILES_A_RANK + _SPARE_FILES
+    needed = size * _FILES_A_RANK + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise NoRoom(
             f"World({size}) needs {needed} open files; the limit of this process is {hard}. "
-            f"{_fits(max(0, hard - _SPARE_FILES) // _KERNEL_FILES_A_RANK)}; or raise it with `ulimit -n`"
+            f"{_fits(max(0, hard - _SPARE_FILES) // _FILES_A_RANK)}; or raise it with `ulimit -n`"
         )
     if soft != resource.RLIM_INFINITY and needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -111,7 +111,7 @@ def check_place() -> None:
     """Raises RuntimeError where no world can be: inside a rank, or on Windows."""
     if os.environ.get("MANYRANKS_RANK"):
         raise RuntimeError(
-            f"this code runs on rank {os.environ['MANYRANKS_RANK']} of a world, and a rank cannot start a world of its own; "
+            f"this code runs on rank {os.environ['MANYRANKS_RANK']} of a world, and a rank cannot start another world; "
             "call World in the notebook, and torch.distributed inside the function that you run"
         )
     if sys.platform == "win32":

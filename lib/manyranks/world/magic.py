@@ -7,7 +7,6 @@ import time
 from manyranks.world import cells, limits
 from manyranks.world.errors import WorldError
 from manyranks.world.processes.local import the_forkserver
-from manyranks.world.rank.recording import wanted
 from manyranks.world.world import newest
 
 _USAGE = (
@@ -45,21 +44,22 @@ def _ranks(shell, line: str, cell: str) -> None:
     name = f"<cell {cells.current_number() or shell.execution_count}>"
     source = "\n" + cell  # the line with %%ranks counts, so that numbers agree with what the reader sees
     cells.remember(name, f"%%ranks{line}\n{cell}")
+    world = newest()
     try:
-        newest().checked_ranks(chosen)
+        world.checked_ranks(chosen)
     except ValueError as error:
         raise WorldError(f"%%ranks {line.strip()}: {error}") from None  # without the frames of this library
     compile(source, name, "exec")  # a slip of the pen is a SyntaxError here, not one from each rank
     if options["time"]:
         started = time.perf_counter()
-        each = newest().time_cell(source, name, chosen)
+        each = world.time_cell(source, name, chosen)
         ranks = ", ".join(f"rank {rank}: {1e3 * seconds:.3g} ms" for rank, seconds in each.items())
         print(f"{1e3 * (time.perf_counter() - started):.3g} ms in all; {ranks}")
     elif options["name"] is None:
-        newest().run_cell(source, name, chosen)
+        world.run_cell(source, name, chosen)
     else:
-        counts = wanted(**dict.fromkeys(options["counts"].replace("--", "").split(), True))
-        shell.user_ns[options["name"]] = newest().measure_cell(source, name, chosen, counts)
+        counts = {what: f"--{what}" in options["counts"].split() for what in ("flops", "memory", "profile")}
+        shell.user_ns[options["name"]] = world.measure_cell(source, name, chosen, **counts)
 
 
 def _completes():

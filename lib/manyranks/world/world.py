@@ -8,22 +8,21 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from manyranks import progress_bar
-from manyranks.measure.divergence import first_divergence
 from manyranks.world import collect, limits
 from manyranks.world.counted.measurement import Measurement, measurement
 from manyranks.world.errors import RankDied, RankFailed, RankHung, RunInterrupted, WorldError
 from manyranks.world.faults import diagnose
 from manyranks.world.faults.outcome import Outcome
 from manyranks.world.fences.confine import Confined
-from manyranks.world.notebook.live import live
+from manyranks.world.notebook.live import show_live
 from manyranks.world.notebook.output import Output
 from manyranks.world.notebook.prompt import Prompt
-from manyranks.world.processes.team import Team, server_of
+from manyranks.world.processes.team import Server, Team, server_of
 from manyranks.world.rank import debugger, messages, plain, tasks, watch
-from manyranks.world.rank.recording import wanted
+from manyranks.world.rank.recording import checked_counts
 
 _open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
 _LOST = "\n\nThe variables of %%ranks cells are gone: the next run starts fresh ranks."
@@ -33,16 +32,24 @@ _AFTER_INTERRUPT = 0.4  # seconds that ranks have to come back before they are r
 
 
 class Each(tuple):
-    """A positional argument of World.run or measure of which each rank gets its own part alone, rank 0 the first."""
+    """An argument of World.run or measure, positional or a keyword's: each rank gets its own part alone, rank 0 the first."""
+
+    def part(self, rank: int, size: int):
+        """The part of one rank. Raises ValueError where there is not one for each of `size` ranks."""
+        if len(self) != size:
+            raise ValueError(f"Each(…) with {len(self)} parts, but {size} ranks run: give one part for each rank")
+        return self[rank]
 
 
 class World:
     """`size` processes in one torch.distributed group; gloo on the CPU, NCCL where every rank can have a GPU.
 
-    backend: "auto", "gloo" or "nccl"; timeout: seconds one run may take (None: no limit; on gloo a deadlock is found in 3 s
-    without it); engine: "local", or "ray": ranks on the nodes of the Ray cluster that ray.init() has connected to, one a CPU;
-    confined: what ranks may do that run code of strangers. A context manager. Raises ValueError for what cannot be, before any
-    process starts.
+    backend: "auto", "gloo" or "nccl"
+    timeout: seconds one run may take (None: no limit; gloo's deadlocks are found in 3 s without it, but NCCL's hangs never)
+    engine: "local", or "ray": ranks on the nodes of the Ray cluster that ray.init() has connected to, one a CPU
+    confined: what ranks may do that run code of strangers
+
+    A context manager. Raises ValueError for what cannot be, before any process starts.
     """
 
     def __init__(
@@ -56,7 +63,8 @@ class World:
         limits.check_place()
         self.size = limits.checked_size(size)
         self.timeout = limits.checked_timeout(timeout)
-        self.patience, self.took = 1.0, 0.0  # of a run: times its timeout on a busy machine, and seconds (see collect)
+        self.patience = 1.0  # how many times its timeout a run may last while other programs have the processors
+        self.took = 0.0  # seconds of the last run, without those in which other programs had them
         self._engine = limits.resolved_engine(engine, backend, confined)
         self.backend = "gloo" if engine == "ray" else limits.resolved_backend(backend, size)
         if engine == "local":
@@ -65,28 +73,31 @@ class World:
         self._closed = False
         self._confined = confined
         self._unpack: Callable = plain.unpack if confined else messages.unpack
-        self._servers: list = []  # what forks ranks: one, once there was need of it
+        self._servers: list[Server] = []  # what forks ranks: one, once there was need of it
         self._team: Team | None = self._new_team()
         self._went_wrong: tuple[Team, Outcome, int] | None = None  # what debug looks at, and the rank it begins with
         self._holder = [self._team]  # what the finalizer closes: the present team, not the first
         weakref.finalize(self, _end, self._holder, self._servers)
         _open.append(weakref.ref(self))
 
-    def run(self, fn, /, *args, **kwargs) -> list:
+    def run(self, fn: Callable, /, *args, **kwargs) -> list:
         """Calls fn(*args, **kwargs) on every rank; returns the results, rank 0's first. Tensors come back on the CPU.
 
-        Raises RankFailed, RankDied or RankHung; the next run works after any of them.
+        Raises RankFailed, RankDied or RankHung, and RunInterrupted when it's stopped; the next run works after any of them.
+        Raises ValueError for what can't be sent to ranks.
         """
         return self._results(self._run(range(self.size), fn, args, kwargs))
 
-    def measure(self, fn, /, *args, flops: bool = False, memory: bool = False, profile: bool = False, **kwargs) -> Measurement:
+    def measure(
+        self, fn: Callable, /, *args, flops: bool = False, memory: bool = False, profile: bool = False, **kwargs
+    ) -> Measurement:
         """Calls fn as run() does, and counts calls, bytes and times.
 
         flops, memory: also counts these; both slow the run down
         profile: also measures where each rank's time went
         Raises ValueError for profile together with one of the others.
         """
-        return self._measure(range(self.size), fn, args, kwargs, wanted(flops=flops, memory=memory, profile=profile))
+        return self._measure(range(self.size), fn, args, kwargs, checked_counts(flops, memory, profile))
 
     def get(self, name: str) -> list:
         """The value of a variable of the %%ranks cells on each rank."""
@@ -96,11 +107,11 @@ class World:
         """Sets variables for the %%ranks cells, the same on each rank."""
         self._run(range(self.size), tasks.set_variables, (values,), {})
 
-    def run_cell(self, source: str, name: str, ranks=None) -> None:
+    def run_cell(self, source: str, name: str, ranks: Iterable[int] | None = None) -> None:
         """Runs a cell's source on these ranks (all by default), among the variables they keep; name: its file name."""
         self._run(self.checked_ranks(ranks), tasks.run_cell, (source, name), {})
 
-    def time_cell(self, source: str, name: str, ranks=None) -> dict[int, float]:
+    def time_cell(self, source: str, name: str, ranks: Iterable[int] | None = None) -> dict[int, float]:
         """Runs a cell as run_cell does. Returns each rank's seconds."""
         outcome = self._run(self.checked_ranks(ranks), tasks.time_cell, (source, name), {})
         return dict(zip(outcome.ranks, self._results(outcome), strict=True))
@@ -111,9 +122,9 @@ class World:
         seen = team.look((0,), watch.NAMES + begun.encode())[0] if team is not None and not self._closed else None
         return [] if seen is None else seen.names
 
-    def measure_cell(self, source: str, name: str, ranks=None, counts: frozenset[str] = frozenset()) -> Measurement:
-        """Runs a cell as run_cell does, and measures it; counts: names of measure's options."""
-        return self._measure(self.checked_ranks(ranks), tasks.run_cell, (source, name), {}, counts)
+    def measure_cell(self, source: str, name: str, ranks: Iterable[int] | None = None, **counts: bool) -> Measurement:
+        """Runs a cell as run_cell does, and measures it; counts: measure's flops, memory and profile."""
+        return self._measure(self.checked_ranks(ranks), tasks.run_cell, (source, name), {}, checked_counts(**counts))
 
     def debug(self, rank: int | None = None) -> None:
         """Opens Python's debugger on a rank, where the last run raised or hung: frames and variables of that moment.
@@ -138,14 +149,14 @@ class World:
                     team.processes[rank].ask(_packed((debugger.after, (), {}, None)), self.timeout)
             answer = Prompt(team, alone, output, over=True).answer
             try:
-                collect.collect(team, alone, output, None, watched=False, answer=answer)
+                collect.collect(team, alone, output, None, watched=False, answer_debugger=answer)
             except BaseException:
                 collect.collect(team, alone, output, _AFTER_INTERRUPT, watched=False)  # its reply to what was left
                 raise
             output.show_rest()
             if self._closed:
                 raise WorldError("the world was closed while a rank was in the debugger")
-            if error := _error(alone, team, None, self._unpack):
+            if error := diagnose.error_of(alone, team, None):
                 if isinstance(error, RankDied):
                     self._drop_team()
                 raise error
@@ -201,18 +212,22 @@ class World:
         recordings = {rank: outcome.replies[rank][0].recording for rank in outcome.ranks}
         return measurement(self._results(outcome), recordings)
 
-    def _run(self, ranks, fn, args, kwargs, wanted: frozenset | None = None) -> Outcome:
+    def _run(self, ranks, fn, args, kwargs, counts: frozenset | None = None) -> Outcome:
+        """Sends these ranks the task, waits until they have replied, and judges what came of it.
+
+        counts: what to measure; None: nothing
+        """
         if self._closed:
             raise WorldError("this world is closed; make a new one: mr.World(...)")
         if not callable(fn):
             raise ValueError(f"run({fn!r}): the first argument must be a function; its arguments follow it")
-        frames = _packed_for(ranks, (fn, args, kwargs, wanted))
+        frames = _packed_for(ranks, (fn, args, kwargs, counts))
         with self._lock:
             team = self._ready_team()
             team.warn_where_stale(fn)
             team.kept |= fn in (tasks.run_cell, tasks.time_cell, tasks.set_variables)
             output, outcome = Output(time.monotonic()), Outcome(tuple(ranks))
-            with live(outcome, output) as shown:
+            with show_live(outcome, output) as shown:
                 try:
                     self._ask(team, outcome, frames, output, shown.step)
                     output.show_rest()
@@ -224,16 +239,17 @@ class World:
                 self._judge(outcome, team)
         return outcome
 
-    def _ask(self, team: Team, outcome: Outcome, frames: dict[int, list], output: Output, step: Callable) -> None:
+    def _ask(self, team: Team, outcome: Outcome, frames: dict[int, list], output: Output, show_progress: Callable) -> None:
         try:
             for rank in outcome.ranks:
                 with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
                     team.processes[rank].ask(frames[rank], self.timeout)
         except TimeoutError:
             outcome.late = True
-        answer = Prompt(team, outcome, output).answer
-        watched = self.backend == "gloo"
-        self.took = collect.collect(team, outcome, output, self.timeout, watched, step, answer, self.patience)
+        prompt, watched = Prompt(team, outcome, output), self.backend == "gloo"
+        self.took = collect.collect(
+            team, outcome, output, self.timeout, watched, show_progress, prompt.answer, patience=self.patience
+        )
 
     def _ready_team(self) -> Team:
         if self._team is not None and (dead := self._team.dead()):
@@ -242,7 +258,7 @@ class World:
             self._drop_team()
             raise RankDied(f"rank {rank} {diagnose.cause(code)}. That was after the last run{lost}", rank, code)
         if self._team is None:
-            self._drop_team()  # of which debug may have looked at what was left
+            self._drop_team()  # debug may have looked at what was left of it
             self._team = self._new_team()
             self._holder[:] = [self._team]
         self._went_wrong = None
@@ -281,7 +297,7 @@ class World:
             if not team.torn:
                 team.interrupt(outcome.missing)
                 collect.collect(team, outcome, output, _AFTER_INTERRUPT, watched=False)
-                usable = _usable(outcome, team)
+                usable = collect.usable(team, outcome)
                 output.show_rest()
         finally:
             if not usable:
@@ -293,12 +309,12 @@ class World:
         """Raises or warns as the outcome calls for, and lets go of ranks that cannot be used again."""
         if self._closed:
             raise WorldError("the world was closed while a run was under way")
-        usable = _usable(outcome, team)
+        usable = collect.usable(team, outcome)
         lost = _LOST if team.kept and not usable else ""
         try:
             if outcome.missing:
                 collect.explain(team, outcome)
-            error = _error(outcome, team, self.timeout, self._unpack)
+            error = diagnose.error_of(outcome, team, self.timeout)
             if isinstance(error, RankFailed | RankHung) and not self._confined and not _left(error):
                 self._went_wrong = team, outcome, [*outcome.failed, *outcome.missing][0]
         finally:
@@ -310,8 +326,7 @@ class World:
             hint = _DEBUG if self._went_wrong and progress_bar.notebook() else ""
             error.args = (error.args[0] + hint + lost,)
             raise error
-        diverging = first_divergence(diagnose.recent_calls(outcome))
-        if diverging:
+        if diverging := diagnose.divergence(outcome):
             _warn(f"the ranks' calls diverge: {diverging}.{lost}")
         elif not usable:
             _warn(f"a message was sent that nobody received, or the group was destroyed; the next run has fresh ranks.{lost}")
@@ -319,7 +334,7 @@ class World:
     def _results(self, outcome: Outcome) -> list:
         return [_read(rank, outcome.replies[rank][1], self._unpack) for rank in outcome.ranks]
 
-    def checked_ranks(self, ranks) -> tuple[int, ...]:
+    def checked_ranks(self, ranks: Iterable[int] | None) -> tuple[int, ...]:
         """The ranks in order, all for None. Raises ValueError for one that isn't there."""
         chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.size:
@@ -336,7 +351,7 @@ def newest() -> World:
 
 
 def _warn(message: str) -> None:
-    """A warning that points at the reader's line, past those of this file."""
+    """A warning that points at the reader's line, past this file's lines."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame, level = frame.f_back, level + 1
@@ -348,7 +363,7 @@ def _close_team(holder: list[Team]) -> None:
         holder.pop().close()
 
 
-def _end(holder: list[Team], servers: list) -> None:
+def _end(holder: list[Team], servers: list[Server]) -> None:
     _close_team(holder)
     while servers:
         servers.pop().release()
@@ -356,11 +371,19 @@ def _end(holder: list[Team], servers: list) -> None:
 
 def _packed_for(ranks, task: tuple) -> dict[int, list]:
     """Rank -> frames, the same for all where no argument is Each."""
-    fn, args, kwargs, wanted = task
-    if not any(isinstance(one, Each) for one in args):
+    fn, args, kwargs, counts = task
+    if not any(isinstance(one, Each) for one in (*args, *kwargs.values())):
         return dict.fromkeys(ranks, _packed(task))
-    own = {rank: tuple(one[rank] if isinstance(one, Each) else one for one in args) for rank in ranks}
-    return {rank: _packed((fn, its, kwargs, wanted)) for rank, its in own.items()}
+
+    def own(value, rank: int):
+        return value.part(rank, len(ranks)) if isinstance(value, Each) else value
+
+    frames = {}
+    for rank in ranks:
+        its_args = tuple(own(value, rank) for value in args)
+        its_kwargs = {name: own(value, rank) for name, value in kwargs.items()}
+        frames[rank] = _packed((fn, its_args, its_kwargs, counts))
+    return frames
 
 
 def _packed(task: tuple) -> list:
@@ -374,29 +397,6 @@ def _packed(task: tuple) -> list:
         ) from None
 
 
-def _error(outcome: Outcome, team: Team, timeout: float | None, unpack: Callable) -> WorldError | None:
-    if outcome.deaths:
-        rank = next(iter(outcome.deaths))  # the first that was noticed: others may have died of it
-        report = diagnose.death_report(rank, outcome, team.processes[rank].fault_lines())
-        return RankDied(report, rank, outcome.deaths[rank])
-    if outcome.failed:
-        rank = outcome.failed[0]
-        failure = outcome.replies[rank][0].failure
-        report, trace = diagnose.failure_report(rank, outcome), diagnose.traceback_text(failure)
-        exception = None if unpack is plain.unpack else _exception(failure.pickled)
-        return RankFailed(report, rank, exception, trace, failure.kind, failure.said)
-    if outcome.deadlock or outcome.late:
-        return RankHung(diagnose.hang_report(outcome, timeout), diagnose.states_of(outcome))
-    return None
-
-
-def _exception(pickled: bytes | None) -> BaseException | None:
-    try:
-        return messages.unpack([pickled]) if pickled else None
-    except Exception:  # its class asks for other arguments than it keeps
-        return None
-
-
 def _read(rank: int, frames: list, unpack: Callable):
     try:
         return unpack(frames)
@@ -407,8 +407,3 @@ def _read(rank: int, frames: list, unpack: Callable):
 def _left(error: WorldError) -> bool:
     """Returns whether the reader has ended the run, with q in a debugger."""
     return isinstance(error, RankFailed) and error.kind == debugger.Left.__name__
-
-
-def _usable(outcome: Outcome, team: Team) -> bool:
-    """Returns whether the next run can use the same ranks."""
-    return not outcome.missing and not outcome.deaths and not team.torn and collect.agree(outcome)

@@ -48,7 +48,7 @@ def test_a_notebooks_open_reaches_the_disk(name, shared_ranks):
 
 
 def left(disk):
-    """What a power cut leaves after the last step."""
+    """The files that a power cut leaves after the last step."""
     return checks._after_cuts(disk.steps, disk._contents, FILE)[-1]
 
 

@@ -12,8 +12,8 @@ Every one is made of sends and receives between two ranks, and of nothing else.
 
 A function is named algorithm_operation and takes the group last but for its options;
 `group` is a ProcessGroup, None for the default one. All ranks of the group call the same
-function with tensors of one size and dtype, which may have any shape and strides. What
-reduces, sums. There are two kinds:
+function with tensors of one size and dtype, which may have any shape and strides.
+Reductions are sums. There are two kinds:
 
     in place, returns x:
         broadcast, all_reduce, reduce (it changes the root's x only)

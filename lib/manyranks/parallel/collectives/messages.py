@@ -1,6 +1,6 @@
 """The parts of every collective.
 
-Who takes part, a tensor as one row of elements, and two ranks that exchange.
+These are the ranks that take part, a tensor as one row of elements, and an exchange of two.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ class Members(NamedTuple):
     """The ranks that take part, in order.
 
     ranks: their ranks in the group; place: where in `ranks` this rank stands.
-    In most collectives everyone takes part and a place is a rank. Some have a part in which
-    only some do.
+    In most collectives everyone takes part and a place is a rank. Some have a phase for a
+    few of the ranks only.
     """
 
     group: dist.ProcessGroup | None
@@ -25,7 +25,7 @@ class Members(NamedTuple):
     place: int
 
     def only(self, places: Sequence[int]) -> "Members":
-        """Some of the members, of which this rank is one."""
+        """The members at these places; this rank must be at one of them."""
         ranks = [self.ranks[p] for p in places]
         return Members(self.group, ranks, list(places).index(self.place))
 
@@ -112,7 +112,7 @@ def row_of(x: Tensor) -> Tensor:
 def in_place(x: Tensor) -> Iterator[Tensor]:
     """x as a row to be changed: at the end x, whatever its strides, has what is in the row.
 
-    Raises ValueError also for an x of which several elements are one in memory.
+    Raises ValueError also where several elements of x share memory.
     """
     row, shape = row_of(x), tuple(x.shape)
     dims = zip(x.stride(), shape, strict=True)

@@ -61,7 +61,7 @@ def naive_scatter(
 ) -> Tensor:
     """The root hands each rank its chunk of x. Returns this rank's shard, flat.
 
-    Of the other ranks' x only size, dtype and device are used.
+    From the other ranks' x it takes only size, dtype and device.
     Raises ValueError for a root outside the group.
     """
     everyone = members(group, root)

@@ -73,10 +73,10 @@ def tree_all_reduce(
 def tree_scatter(
     x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """Whoever holds chunks hands on the further half of them.
+    """Each rank that holds chunks hands on the further half of them.
 
     Returns this rank's shard, flat.
-    Of the other ranks' x only size, dtype and device are used.
+    From the other ranks' x it takes only size, dtype and device.
     Raises ValueError for a root outside the group.
     """
     tree, n, v = _tree(group, root)

@@ -2,7 +2,7 @@
 
     ring       keys and values go round, gradients behind them; attention block by block,
                and what merges two blocks' results
-    layouts    which tokens a rank has, which keys a query sees, which tiles are skipped
+    layouts    the tokens that each rank has, the keys that a query sees, the tiles skipped
     exchange   keys and values gathered at once; heads exchanged for tokens; and that inside
                a ring
     latent     keys and values travel compressed

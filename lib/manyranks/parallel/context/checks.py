@@ -1,4 +1,4 @@
-"""Refusals of attention before any message, and the precision in which it sums."""
+"""Refusals of attention before any message, and the precision that it sums in."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -29,8 +29,8 @@ def fitting(
         )
     if k != v or (q[0], *q[2:]) != (k[0], *k[2:]) or q[1] % k[1]:
         raise ValueError(
-            f"q, k and v have shapes {q}, {k} and {v}: k and v must be alike, B, S and D "
-            "the same in all, and the heads of q a multiple of theirs"
+            f"q, k and v have shapes {q}, {k} and {v}: k and v must have one "
+            "shape, B, S and D the same in all, and the heads of q a multiple of theirs"
         )
     kinds = [x.dtype for x in (q_BASD, k_BGSD, v_BGSD)]
     if len(set(kinds)) > 1 or not q_BASD.is_floating_point():

@@ -195,8 +195,8 @@ def _checked(
         type(c) is not int or c < 1 or after % c for c, after in pairwise(chain)
     ):
         raise ValueError(
-            f"sizes={sizes} of groups of n={n} ranks: give sizes of which each divides the "
-            f"next, and the last n, as {degrees(n)}"
+            f"sizes={sizes} of groups of n={n} ranks: each size must divide the next, and "
+            f"the last n: give sizes such as {degrees(n)}"
         )
     least = tokens(max(lengths), sizes[-1])
     if least > most:
@@ -319,7 +319,7 @@ def _check(
     if planned != list(range(len(documents))):
         raise ValueError(
             f"a plan of the documents {planned} for {len(documents)}: give these "
-            "documents' own plan, in which each is once"
+            "documents' own plan, with each of them once"
         )
     for micro in plan:
         if micro.ranks not in _blocks(n, c := len(micro.ranks)) or c not in groups:

@@ -84,7 +84,7 @@ class Gathered(NamedTuple):
     """All ranks' keys come at once.
 
     group: the N ranks
-    keys: where those of each rank stand in the sequence
+    keys: where each rank's keys stand in the sequence
     """
 
     group: Group
@@ -135,7 +135,7 @@ def ulysses_attention(
 ) -> Tensor:
     """Attends as ring_attention does, by four all-to-alls forward, and four backward.
 
-    What a rank sends falls with N: (N − 1)/N of its shard for each of q, k, v and o.
+    A rank sends less as N grows: (N − 1)/N of its shard for each of q, k, v and o.
     N must divide the query heads. Where there are more ranks than key/value heads, N must
     be a multiple of these: each rank then gets a copy of the one that its queries read.
     Saves for backward q, k, v and o of all tokens and the rank's heads, and their lse.

@@ -176,8 +176,8 @@ def _check(
         raise ValueError(f"{text}: q, latent and rotary must be of the same B and S")
     if up_k[0] != up_v[0] or q[1] % up_k[0] or {up_k[2], up_v[2]} != {latent[2]}:
         raise ValueError(
-            f"{text}: up_k and up_v must take latents of {latent[2]}, and have as many "
-            "heads, of which those of q are a multiple"
+            f"{text}: up_k and up_v must take latents of {latent[2]}, and have as "
+            "many heads as each other, and q a multiple of them"
         )
     if q[3] != up_k[1] + rotary[2]:
         raise ValueError(

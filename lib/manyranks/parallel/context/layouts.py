@@ -34,7 +34,7 @@ Range = tuple[int, int]  # least, greatest
 _FAR = torch.iinfo(torch.int64).max
 
 
-# Which tokens a rank has
+# The tokens of each rank
 
 
 def positions(layout: str, seq: int, n: int, sharing: int = 1) -> list[Tensor]:
@@ -84,7 +84,9 @@ def unshard(parts: Sequence[Tensor], layout: str, dim: int = 1, sharing: int = 1
     Raises ValueError as positions does, and for parts of several lengths.
     """
     if len(lengths := {part.shape[dim] for part in parts}) != 1:
-        raise ValueError(f"parts of {sorted(lengths)} tokens: give all ranks' parts, alike")
+        raise ValueError(
+            f"parts of {sorted(lengths)} tokens: give all ranks' parts, of one size"
+        )
     together = torch.cat(list(parts), dim)
     places = positions(layout, together.shape[dim], len(parts), sharing)
     order_T = torch.cat([places_CL.flatten() for places_CL in places]).argsort()
@@ -147,7 +149,7 @@ class Queries(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A tile of keys, of which a tile of queries sees something.
+    """A tile of keys that a tile of queries sees, at least in part.
 
     columns: its slice of T
     before_first: whether some of its keys are too early for some of the queries
@@ -164,10 +166,10 @@ class Mask:
     """Says what a query sees of the whole sequence, and how that's dealt and computed.
 
     causal: a query sees no later key
-    layout: which tokens a rank has, one of LAYOUTS
+    layout: how ranks share the tokens, one of LAYOUTS
     documents_BT: a number for each token of the whole sequence, the same on every rank; a
         token sees its own document, a run of equal numbers, only. One row may stand for all
-    tile: tokens; a pair of tiles of which nothing is visible is skipped
+    tile: tokens; a pair of tiles with nothing visible is skipped
     window: a query sees keys less than so many tokens away, itself included; None for all
 
     Raises ValueError for values that cannot be.
@@ -255,7 +257,7 @@ def documents(documents_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pairs(queries: Queries, keys: Keys) -> Iterator[tuple[slice, list[Seen]]]:
-    """Yields each tile of queries with the tiles of keys of which it sees something."""
+    """Yields each tile of queries with the tiles of keys that it sees, at least in part."""
     for rows, first, last in queries.tiles:
         seen = [
             Seen(columns, low < first[1], high > last[0])

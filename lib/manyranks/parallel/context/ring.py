@@ -56,7 +56,7 @@ def merge(
 ) -> tuple[Tensor, Tensor]:
     """Returns the output and the log-sum-exp of two sets of keys together.
 
-    o, other_o: [.., D]; any finite output for a set of which nothing is visible
+    o, other_o: [.., D]; any finite output for a set with nothing visible
     lse, other_lse: [..]; −∞ for such a set
 
     Only differences are exponentiated, so no score is too large.
@@ -120,12 +120,12 @@ class Ring(NamedTuple):
     stops: list[int]
 
     def visits(self, k_BGSD: Tensor, v_BGSD: Tensor) -> Iterator[tuple[Keys, Tensor]]:
-        """Yields the own block of keys and values, then those of other ranks."""
+        """Yields this rank's block of keys and values, then the other ranks' blocks."""
         both = torch.stack((k_BGSD, v_BGSD))
         return self.rounds(both.contiguous())  # stack may keep odd strides
 
     def rounds(self, block: Tensor) -> Iterator[tuple[Keys, Tensor]]:
-        """Yields the own block, then that of the rank before, …, and where its keys stand.
+        """Yields this rank's block, then the rank before's, …, and where its keys stand.
 
         While the caller works on a block, the next one is on its way. Then its memory is
         used again.

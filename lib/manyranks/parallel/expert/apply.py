@@ -38,7 +38,7 @@ from manyranks.parallel.tensor.cuts import Cut, equal
 class ExpertParallel(Accumulating):
     """A model whose experts are dealt to ranks; all else of it is on every rank.
 
-    module: changed in place; its weights become those of the group's rank 0
+    module: changed in place; all ranks start from the weights of the group's rank 0
     experts: a pattern of the names of its Experts
     group: all ranks that share the batch
     mesh: of those ranks, in their order, with the axes "replicas" (if there are any) and

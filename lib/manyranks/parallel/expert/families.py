@@ -41,7 +41,7 @@ class OfTransformers(Experts):
 
     @property
     def gate(self) -> nn.Parameter:
-        """The parameter by which ExpertParallel counts the experts."""
+        """A parameter with one row per expert: ExpertParallel counts them."""
         return self.gate_up_proj
 
     def forward(self, x_TH: Tensor, experts_TK: Tensor, gates_TK: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def _difference(theirs: nn.Module, made: OfTransformers) -> str:
 
 
 def _seen(module: nn.Module, made: OfTransformers, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Outputs and gradients of one of the two, by rows that are compared each by itself.
+    """Outputs and gradients of one of the two, in rows that are compared one by one.
 
     Each expert gets tokens of each scale.
     """

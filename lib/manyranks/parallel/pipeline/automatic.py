@@ -1,10 +1,10 @@
 """The best schedule that can be found for given times, placement of stages and memory.
 
 A list scheduler runs on a virtual clock: a rank that is free does the most urgent of what
-is ready. An I is most urgent, then an F, then a W. A rank waits rather than start an action
-of which more than a share, its patience, would delay a more urgent one that is already on
-its way: 0 always waits, 1 never. Several are tried, and the best is tuned rank by rank. The
-schedules that are known are tried, too.
+is ready. An I is most urgent, then an F, then a W. A rank does not start an action that
+would delay a more urgent one, already on its way, by more than a share of the action. This
+share is its patience: with 0 it always waits, with 1 never. Several are tried, and the best
+is tuned rank by rank. The schedules that are known are tried, too.
 Source of the idea: arXiv 2401.10241, section 3.
 """
 

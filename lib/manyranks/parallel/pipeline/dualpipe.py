@@ -7,8 +7,8 @@
 So rank r has stages r and p − 1 − r, and every stage is there twice. Each copy sees half of
 the micro-batches, and at the end of a step its two ranks add up their gradients (split.Tied
 does). In return a rank always has a forward of one direction to do beside a backward of the
-other: while one waits for its messages, the other computes. A GPU runs the two on streams
-of its own. Our ranks compute them one after the other, but both have come before, and both
+other: while one waits for its messages, the other computes. A GPU runs the two on separate
+streams. Our ranks compute them one after the other, but both have come before, and both
 leave after; Times(pair=0.75) says what the two together take, on the clock and on paced
 ranks. Ranks r and p − 1 − r do the same things at the same time, each for its own end.
 

@@ -3,16 +3,16 @@
 A message is known by the action that uses it: the F of a stage and micro-batch, or the B
 (a B and an I use the same one).
 
-NCCL has no tags: what two ranks send each other arrives in the order in which both have
-posted it, and a message that is posted too early holds up those behind it. So all ranks
-agree on one order: that in which messages would be made if every F, I and W took a second.
-Between two of its items a rank posts, in one batch, what comes between them in that order.
-Then no circle can form: of all messages that have not arrived, take the first. All that its
-two ranks wait for before it has arrived, so both have posted it.
+NCCL has no tags: messages between two ranks arrive in the order both have posted them, and
+one that is posted too early holds up those behind it. So all ranks agree on one order:
+messages come as they would be made if every F, I and W took a second. Between two of its
+items a rank posts, in one batch, what comes between them in that order. Then no circle can
+form: of all messages that have not arrived, take the first. All that its two ranks wait for
+before it has arrived, so both have posted it.
 
-A rank waits only for what its next item uses, and for no send. What was sent stays in
-memory until it has arrived. A rank does not ask for that: a message from another rank shows
-that this one has received all that it used before.
+A rank waits only for what its next item uses, and for no send. A message stays in its
+sender's memory until it has arrived. The sender does not ask: a message from the other rank
+shows that this one has received all that it used before.
 """
 
 from bisect import bisect
@@ -110,8 +110,8 @@ class Routes:
 def _moments(schedule: Schedule) -> list[list[tuple[float, bool, int]]]:
     """Returns, for each rank, when its items would end if F, I and W took a second each.
 
-    Of those that end together backwards go first, and of two in one direction the one whose
-    message the other takes: so it is posted while that one computes.
+    Where two end together, a backward goes first. Of two in one direction, the one whose
+    message the other takes goes first: so it is posted while the other computes.
     """
     timeline, rows = replay(program(schedule), Times()), []
     for rank, items in enumerate(schedule.ranks):

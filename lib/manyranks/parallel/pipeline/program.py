@@ -2,7 +2,7 @@
 
     times = Times(F=0.02, I=0.02, W=0.02)
     replayed = replay(program(one_f_one_b(4, 8)), times)
-    measured = timeline(world.run(paced, one_f_one_b(4, 8), times))
+    measured = timeline(world.run(runtime.paced, one_f_one_b(4, 8), times))
 
 On a laptop eight ranks share a few cores: they compute in turn, and a timeline of real work
 shows that. A paced action computes what it has to, then sleeps until its time is over. A
@@ -159,7 +159,7 @@ def _at(seconds: float | Sequence[float], stage: int) -> float:
 class Pace:
     """Holds each action to its duration, and notes when it ran: a Pipeline's pace.
 
-    times: what replay charges for the same actions; those of messages have no effect.
+    times: what replay charges for the same actions; the times of messages have no effect.
     spans: of what was computed, in seconds of time.perf_counter, one clock for a machine's
     processes. overruns: actions whose computing alone took longer than they may; with any,
     the durations are too short for this machine, and the bubble is not the schedule's.

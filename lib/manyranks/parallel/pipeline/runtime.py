@@ -54,18 +54,18 @@ class Wrapper(Protocol):
 
 
 class Pipeline:
-    """The stages of this rank, trained together with those of the other ranks.
+    """The stages of this rank, trained together with the other ranks' stages.
 
     stages: this rank's modules by stage number, each from one tensor to one tensor; where
-    they come from split(), gradients of the parameters that several share are added up; so
-    are those of a stage's copies.
+    they come from split(), gradients of the parameters that several share are added up, and
+    so are the gradients of a stage's copies.
     schedule: any; it is verified. group: the ranks of the schedule, None for all.
     loss: from the last stage's output and the targets to a scalar, a mean over them.
     pace: called with each Action or Pair, gives a context manager that it computes in.
     ties: False leaves that sum to tie(), for gradients that are averaged after step().
     A stage may be in a Wrapper over other ranks: all but its last B or W is in no_sync(),
     so that its gradients leave in this one, and step() calls finish().
-    Raises ValueError for stages that are not those of this rank, a group of another size, a
+    Raises ValueError for stages that belong to another rank, a group of another size, a
     schedule that cannot run, no loss on the last stage's rank, half a Wrapper, and a shared
     parameter that is sharded, or in two wrappers on this rank (wrap a ModuleList of the
     stages, and finish() it after step()); at the first step(), for ranks with other
@@ -107,10 +107,10 @@ class Pipeline:
         inputs: needed on the first stage's rank
         targets: needed on the last stage's rank
         Their first dimension is cut into m micro-batches whose sizes differ by one at most;
-        gradients are those of the mean over the batch. All batches have the same shapes.
-        Returns, on the last stage's rank, each micro-batch's share of the loss: their sum
-        is the loss of the batch. (In DualPipe both ends have some.) Raises ValueError for a
-        batch that is smaller than m.
+        gradients are of the mean over the batch. All batches have the same shapes. Returns,
+        on the last stage's rank, each micro-batch's share of the loss: their sum is the
+        loss of the batch. (In DualPipe both ends have some.) Raises ValueError for a batch
+        that is smaller than m.
         """
         step = _Step(self, inputs, targets)
         if not self._agreed:
@@ -127,8 +127,8 @@ class Pipeline:
     def tie(self) -> None:
         """Sums gradients of what several stages share, or several ranks' copies of a stage.
 
-        Once a step, which does it unless ties=False. Of means over the same ranks, the sums
-        are the same to the last bit, however each rank has made its means.
+        step() calls it, unless ties=False. Where gradients are means over the same ranks,
+        the sums are the same to the last bit, however each rank has made its means.
         """
         self._tied.finish()
 
@@ -259,7 +259,7 @@ class _Step:
         return made
 
     def _loss(self, y: Tensor, k: int) -> Tensor:
-        """The micro-batch's share of the loss, that of the mean over the batch."""
+        """The micro-batch's share of the batch's mean loss."""
         targets, rows = self._targets[k], sum(map(len, self._targets))
         loss = self._pipeline.loss(y, targets)
         if loss.dim():

@@ -286,7 +286,7 @@ def v_shape(p: int) -> tuple[int, ...]:
 def _numbered(steps: Steps, m: int) -> tuple[Action | Pair, ...]:
     """Adds micro-batches: forwards and backwards of a stage take 0, 1, … m − 1 in order.
 
-    Two steps side by side are a Pair. What has no micro-batch left is dropped.
+    Two steps side by side are a Pair. A step with no micro-batch left is dropped.
     """
     forwards, backwards, waiting = Counter(), Counter(), deque()
 

@@ -9,9 +9,9 @@ up with fewer layers beside them, or none.
 They may also be one parameter, which several stages then share. Each rank that has such a
 stage has a copy, and the gradient of what its own stages do with it. The parameter's
 gradient is the sum: an all-reduce between these ranks, nearly always the first and the
-last. Two of them swap gradients and add, which is as many bytes as any all-reduce of two
-sends, and takes no group of their own, which all ranks of all pipelines would have to make
-together. Copies that start equal so stay equal.
+last. Two of them swap gradients and add. That's as many bytes as any all-reduce of two
+sends, and it takes no process group, which all ranks of all pipelines would have to make
+together. Copies that start equal stay equal.
 """
 
 from bisect import bisect_left
@@ -138,7 +138,7 @@ def balanced(costs: Sequence[float], stages: int) -> list[int]:
 
 
 def _fits(sums: list[float], stages: int, most: float) -> bool:
-    """Returns whether so many stages do, of which none costs more."""
+    """Returns whether so many stages are enough if none may cost more than `most`."""
     begin, n = 0, len(sums) - 1
     for _ in range(stages):
         ends = (end for end in range(n, begin, -1) if sums[end] - sums[begin] <= most)
@@ -156,7 +156,7 @@ def _extended(even: dict[int, Cut], sums: list[float], end: int, most: float) ->
 
 
 def cost(part: nn.Module) -> float:
-    """Elements of the weights that the part multiplies by: its FLOPs ÷ 6 a token.
+    """Elements of the weights that the part multiplies by: its FLOPs per token ÷ 6.
 
     Not counted: attention's scores, the same in every layer.
     """

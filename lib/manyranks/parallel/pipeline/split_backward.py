@@ -1,4 +1,4 @@
-"""A backward in two halves: I, the gradient of a stage's input; W, those of its weights.
+"""A backward in two halves: I, the gradient of a stage's input; W, its weights' gradients.
 
     split = SplitBackward(stage)
     with split:
@@ -6,15 +6,14 @@
     grad_x = split.input_gradient(y, grad_y, x)  # I: the stage before waits for it
     split.weight_gradients()                     # W: nobody waits for it
 
-For a linear layer y = x Uᵀ, I is grad_y U, and W is grad_yᵀ x: two products of one size, of
-which only the first is on the way to the stage before. So each linear layer gets a graph of
-its own, which ends at its weight and keeps x. I puts grad_y aside, and W sends it through
-that graph. What else I needed of the forward pass is free after I.
+For a linear layer y = x Uᵀ, I is grad_y U, and W is grad_yᵀ x: two products of one size,
+and only the first is on the way to the stage before. So each linear layer gets a separate
+graph, which ends at its weight and keeps x. I puts grad_y aside, and W sends it through
+that graph. All else that I needed of the forward pass is free after I.
 
 Only nn.Linear is worth that. The gradients of other weights (norms, embeddings) are cheap:
 I computes them on its way and keeps them for W. So any module comes out right, and every
-gradient arrives at its parameter in W, once, where hooks wait for it, as those of data
-parallelism do.
+gradient arrives at its parameter in W, once, where data parallelism's hooks wait for it.
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.
 """
 

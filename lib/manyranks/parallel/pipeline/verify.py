@@ -28,7 +28,7 @@ from manyranks.parallel.pipeline.schedules import (
     singles,
 )
 
-# Of F, I or W and a stage: by micro-batch, where in the row of its rank.
+# For F, I or W and a stage: by micro-batch, where in the row of its rank.
 Positions = dict[tuple[str, int], dict[int, int]]
 Done = dict[tuple[str, int], set[int]]  # of F, I or W and a stage: the micro-batches
 Waiting = dict[Action, int]  # for what; which rank
@@ -223,7 +223,7 @@ def _check_memory(schedule: Schedule, memory: int) -> None:
 
 
 def _as_written(schedule: Schedule, action: Action, rank: int | None = None) -> Action:
-    """The B of which the action is a part, where the stage's row has no I and W for it."""
+    """The B that the action is a part of, where the stage's row has no I and W for it."""
     rank = schedule.rank_of(*action[1:]) if rank is None else rank
     own = [a for a in schedule.actions(rank) if a.stage == action.stage]
     same = {a.kind for a in own if a.microbatch == action.microbatch} - {FORWARD}
@@ -241,9 +241,9 @@ def _error(schedule: Schedule, rank: int, position: int, problem: str) -> ValueE
     return ValueError(f"{where}: {problem}\n{excerpt(schedule, rank, position)}")
 
 
-def excerpt(schedule: Schedule, rank: int, position: int, around: int = 3) -> str:
+def excerpt(schedule: Schedule, rank: int, position: int) -> str:
     """A cell of the table in brackets, with its neighbours; a row is a rank."""
-    columns = range(max(0, position - around), position + around + 1)
+    columns = range(max(0, position - 3), position + 4)
     rows = range(max(0, rank - 1), min(len(schedule.ranks), rank + 2))
     lines = [["position", *(f" {c} " for c in columns)]]
     for r in rows:

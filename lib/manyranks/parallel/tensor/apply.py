@@ -4,9 +4,9 @@
     model = parallelize(GPT(config), mesh, styles, sequence_parallel=True)
     model.loss(model(tokens), targets).backward(); model.finish(); optimizer.step()
 
-What the table does not name is whole on every rank: the norms, and biases after a sum.
-Where it works on features of one rank only, as norms of single heads do, the first forward
-pass shows it, and finish() sums its gradient.
+A parameter that the table does not name is whole on every rank: the norms, and biases after
+a sum. Where it works on features of one rank only, as norms of single heads do, the first
+forward pass shows it, and finish() sums its gradient.
 """
 
 import copy
@@ -236,7 +236,7 @@ class TensorParallel(Accumulating):
         return len(self.cuts[name].copies) if name in self.cuts else size(self.group)
 
     def _with_whole_parameters(self) -> set[nn.Module]:
-        """The model, and its modules that have whole parameters of their own."""
+        """The model, and all modules that directly have a whole parameter."""
         names = [
             n.rpartition(".")[0]
             for n, _ in self.module.named_parameters()
@@ -406,10 +406,11 @@ def _at(places: tuple[int, ...], group: Group) -> Group:
 
 # Dropout: where every rank has the same activations, all must drop the same of them. Where
 # each has others (its heads; its tokens), masks must differ, or one pattern is repeated t
-# times. All ranks seed their generator alike: what is drawn from it is common. A mask of a
-# rank's own comes from a generator seeded by a number that is drawn in common, and by the
-# rank. So to set the common generator back, as activation checkpointing does, brings back
-# all masks. Source of the rule: Megatron-LM, arXiv 1909.08053, appendix B.2.
+# times. All ranks seed their generator with the same number: what is drawn from it is
+# common. A rank's own mask comes from a generator seeded by a number that is drawn in
+# common, and by the rank. So to set the common generator back, as activation checkpointing
+# does, brings back all masks. Source of the rule: Megatron-LM, arXiv 1909.08053, appendix
+# B.2.
 
 
 def draw_own_masks(dropout: nn.Module, group: Group = None) -> None:

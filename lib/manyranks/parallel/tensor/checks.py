@@ -1,9 +1,9 @@
 """Refuses what a cut model must not do, by its table, by its graph, or when it is used.
 
-Between a column- and a row-parallel layer each rank has features of its own. A parameter
-that works on them and is whole on every rank, as a norm of single heads does, sees these
-only: its gradient is the sum of what the ranks find. Nobody has to say where that is. The
-graph that autograd keeps of the forward pass shows it:
+Between a column- and a row-parallel layer each rank has its own features. A parameter that
+works on them and is whole on every rank, as a norm of single heads does, sees these only:
+its gradient is the sum of what the ranks find. Nobody has to say where that is. The graph
+that autograd keeps of the forward pass shows it:
 
     x ─ column-parallel ─ norm, attention ─ row-parallel ─ y
     whole                 own                               whole
@@ -415,7 +415,7 @@ def _off(pairs: list[tuple[Tensor | None, Tensor]]) -> list[int]:
 
 
 def _counts(module: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
-    """Modules with a count of the heads that a layer of theirs has had."""
+    """Yields modules that count the heads of a column-parallel layer in them, and how."""
     for parent in module.modules():
         heads = {count for child in _columns(parent) for count in child.heads}
         for name in _COUNTS:

@@ -26,10 +26,10 @@ def rank(group: Group) -> int:
 
 
 class Cut(NamedTuple):
-    """A dim of a whole parameter, of which rank r has the slices spans[r], side by side.
+    """A dim of a whole parameter; rank r has its slices spans[r], side by side.
 
-    place: this rank's. Several ranks' slices may be the same: these hold copies. What is
-    shorter than the longest is filled up with zeros at its end.
+    place: this rank's. Several ranks' slices may be the same: these hold copies. A shard
+    that is shorter than the longest is filled up with zeros at its end.
     """
 
     dim: int
@@ -69,7 +69,7 @@ class Cut(NamedTuple):
         return found
 
     def own(self, whole: Tensor) -> Tensor:
-        """Copies this rank's shard, a tensor of its own."""
+        """Copies this rank's shard into a new tensor."""
         shape = list(whole.shape)
         shape[self.dim] = self.longest
         shard = whole.new_zeros(shape)
@@ -110,7 +110,7 @@ def equal(size: int, t: int, place: int, dim: int = 0, what: str = "features") -
 
 
 def by_heads(size: int, heads: int, t: int, place: int, dim: int = 0) -> Cut:
-    """Leaves heads whole. Of fewer than t, t / heads neighbours have copies of one.
+    """Leaves heads whole. If there are fewer than t, t / heads neighbours copy each.
 
     Raises ValueError where neither of heads and t divides the other, for copies of the
     input of a row-parallel layer (dim 1), and for a size that heads do not divide.
@@ -241,9 +241,9 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Masks:
-    """Dropout: with sequence parallelism each rank has masks of its own.
+    """Dropout: with sequence parallelism each rank draws its own masks.
 
-    always: without it, too, for each rank has activations of its own there.
+    always: without it, too, for here each rank has its own activations.
     """
 
     always: bool = False

@@ -1,4 +1,4 @@
-"""The one table of layers' names: which layers of which models are cut, and how.
+"""The one table of layers' names: the models whose layers are cut, and how.
 
     model = parallelize_transformers(LlamaForCausalLM(config), mesh)
 
@@ -238,7 +238,7 @@ def _gathers(group: Group):
         if named.get("attention_mask") is not None:
             raise ValueError(
                 "attention_mask with sequence_parallel=True: transformers makes it for a "
-                "rank's own tokens, and by itself where the whole model is compiled; call "
+                "rank's own tokens, and unasked where the whole model is compiled; call "
                 "the model without one, compile its layers, or leave the option out"
             )
         if "hidden_states" in named:
@@ -250,11 +250,11 @@ def _gathers(group: Group):
 
 
 def _whole(group: Group):
-    """Rotary positions are those of all tokens, for transformers counts a rank's own."""
+    """Makes rotary positions cover all tokens, for transformers counts a rank's own."""
 
     def hook(module: nn.Module, inputs: tuple, named: dict[str, Any]) -> tuple[tuple, dict]:
         x_BsH, positions_Bs = (*inputs, named.get("position_ids"))[:2]
-        if positions_Bs.shape[1] == x_BsH.shape[1]:  # nobody gave those of all tokens
+        if positions_Bs.shape[1] == x_BsH.shape[1]:  # nobody gave all tokens' positions
             positions_Bs = _counted(positions_Bs, size(group))
         return (x_BsH,), {"position_ids": positions_Bs}
 

@@ -7,8 +7,8 @@
 
 Column-parallel: rank r has O/t rows of weight_OI. All of x makes a part of the output.
 Row-parallel: rank r has I/t columns. A part of x makes a term of the output. (Columns and
-rows are those of the paper's matrix, which PyTorch keeps transposed.) What a rank's columns
-make, its rows take, so that nothing is sent between the two:
+rows are the paper's: PyTorch keeps its matrix transposed.) What a rank's columns make, its
+rows take, so that nothing is sent between the two:
 
     up, down = ColumnParallelLinear(h, f), RowParallelLinear(f, h)
     y_BSH = down(gelu(up(x_BSH)))           # one all-reduce forward, one backward
@@ -68,7 +68,7 @@ def reduce_scatter_out(x_BSO: Tensor, group: Group = None) -> Tensor:
 
 
 def same(x: Tensor) -> Tensor:
-    """Returns x, as a result of its own."""
+    """Returns x as a new tensor in the same memory."""
     return x.view_as(x)
 
 
@@ -104,11 +104,11 @@ def reduce_scatter(x_BSO: Tensor, group: Group = None) -> Tensor:
 
 
 class How(NamedTuple):
-    """The way in which activations reach the ranks of a group.
+    """The way activations reach the ranks of a group.
 
     sequence_parallel: between the parallel parts each rank has S/t tokens, not all S.
     regather: what was gathered forward is gathered again backward instead of kept: 6
-    all-gathers and 4 reduce-scatters a layer, not 4 and 4, and 4sbh(1 − 1/t) bytes less.
+    all-gathers and 4 reduce-scatters per layer, not 4 and 4, and 4sbh(1 − 1/t) bytes less.
     overlap: messages travel while products are made, piece by piece: asynchronous tensor
     parallelism, which needs sequence_parallel.
     """
@@ -201,7 +201,7 @@ class _Part(nn.Module):
 
 
 class ColumnParallelLinear(_Part):
-    """y = xWᵀ + b, of which this rank has out_features/t columns.
+    """y = xWᵀ + b; this rank has out_features/t columns of it.
 
     Whole x_BSI to y_BSO of this rank's features; with how.sequence_parallel, the shard
     x_BsI to all S tokens. The gradient of x is summed over the ranks.

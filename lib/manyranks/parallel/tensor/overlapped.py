@@ -2,21 +2,21 @@
 
 With sequence parallelism a column-parallel layer waits for its input to be gathered, and
 what a row-parallel one makes is summed and scattered. Both collectives are rings of t − 1
-messages, each about one shard of the sequence; and a product is t products, one a shard.
+messages, each about one shard of the sequence; and a product is t products, one per shard.
 So the rings are taken apart, and the products made between their messages:
 
     column       a shard of x is multiplied while it goes on and the next one arrives
     row          a shard's term of y is made while the sum of another shard travels
-    backward     each is the other's gradient; in a column both rings go at once, for x,
-                 of which only the shard was kept, comes again
+    backward     each is the other's gradient; in a column both rings go at once: x is
+                 gathered again, for only its shard was kept
 
-    t    ranks of the group, of which this is number r     s = S/t
+    t    ranks of the group; this one is number r     s = S/t
     B batch   S sequence   I features that come in   O features that go out
     x_tBsI is x_BSI by shards: shard c has the tokens of rank c
 
 At the end stands what plain products keep of a gathered sequence: its shard.
 
-The bytes are those of an all-gather and a reduce-scatter, (t − 1)/t of the whole. Sums
+It sends as many bytes as an all-gather and a reduce-scatter, (t − 1)/t of the whole. Sums
 over the ranks are made in the dtype of what travels, as a plain ring makes them: in
 bfloat16 each of the t − 1 is rounded. A weight's gradient is one product over all tokens.
 Source: Wang et al., "Overlap Communication with Dependent Computation via Decomposition in
@@ -190,7 +190,7 @@ def _rows(x: Tensor) -> Tensor:
 def regathered(
     whole_BSI: Tensor, x_BsI: Tensor, gather: Callable[[Tensor], Tensor] | None
 ) -> contextlib.AbstractContextManager:
-    """A context in which products keep a shard instead of the whole sequence.
+    """A context where products keep a shard instead of the whole sequence.
 
     In backward gather(x) makes the whole again, once for all of them. Hooks that are there
     already, such as a checkpoint's, are given what is kept.

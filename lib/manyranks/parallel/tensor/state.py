@@ -96,7 +96,7 @@ class _Places:
     def of(self, name: str, shard: Tensor, parameter: Tensor, cut: Cut | None) -> dict:
         """DTensors in the shard's memory, without filling; what is not cut is itself.
 
-        Of several slices each is one of its own: name, name[1], …
+        Several slices become several DTensors: name, name[1], …
         """
         shard = shard.detach()
         if cut is None or shard.dim() == 0:  # a counter, such as AdamW's step
@@ -133,7 +133,7 @@ class _Places:
     def _mesh(self, copies: int, device: str) -> DeviceMesh:
         if (key := (copies, device)) not in self._meshes:
             ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
-            # Only says who has what: it needs no groups of its own.
+            # Only says who has what: it needs no new groups.
             grid = torch.tensor(ranks, device="cpu").view(-1, copies)
             self._meshes[key] = DeviceMesh(device, grid, _init_backend=False)
         return self._meshes[key]

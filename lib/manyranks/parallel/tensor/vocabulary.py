@@ -103,7 +103,7 @@ def vocab_parallel_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    """F.cross_entropy of logits of which each rank has W columns, in fp32 or better.
+    """F.cross_entropy where each rank has W columns of the logits, in fp32 or better.
 
     The same number on all ranks, by two small all-reduces: the maxima of B·S rows; then
     their sums of exponentials, and their targets' logits. No rank has, at any time, a

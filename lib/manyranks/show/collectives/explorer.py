@@ -254,7 +254,7 @@ def _times(operation: str, n: int, topology: str) -> dict[str, list[float]]:
 
 _DIGITS = 8  # ranks whose cells have room for a digit
 _SHADES = ListedColormap(colormaps["Blues"](np.linspace(0, 1, 64)))
-# Colour, line and marker of an algorithm. Those that look alike are never algorithms of the same operation.
+# Colour, line and marker of an algorithm. Two that look the same are never algorithms of the same operation.
 LOOKS = {
     "ring": (style.BLUE, "-", "o"),
     "tree": (style.ORANGE, "--", "s"),
@@ -375,7 +375,7 @@ class Times:
 class Knobs(Board):
     """A collective: a round's messages, what the ranks then hold, the bytes that each sends, and time against size.
 
-    On a torus the messages and bytes shown are those of one ring (of pairs for all_to_all), the time is the torus's own.
+    On a torus the messages and bytes shown are one ring's (pairs' for all_to_all), the time is the torus's own.
     """
 
     setting = Collective

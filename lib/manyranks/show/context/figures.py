@@ -78,7 +78,7 @@ def homeward() -> style.Figure:
 def behind_attention(messages: Mapping[str, float]) -> style.Figure:
     """Draws the hops of a ring of 4 on a lane of attention and one of messages.
 
-    messages: title -> a message's time ÷ that of a hop's attention
+    messages: title -> a message's time ÷ the time of a hop's attention
     """
     lanes = {}
     for title, ratio in messages.items():

@@ -185,9 +185,9 @@ def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str 
 def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, values: Sequence[int]) -> style.Figure:
     """Draws MFU over one degree of a plan, and the shares of a step that are lost to all else; the batch stays what it is.
 
-    shape, plan, cluster: as theory.step.estimate takes them; degree: "dp", "tp", "pp", or another degree of the plan; values:
-    what it is set to, one or more, from low to high. "matmuls below peak" is the time of matmuls beyond that of MFU's FLOPs at
-    the peak. Raises ValueError for no values, and for one that model, batch or cluster don't allow.
+    shape, plan, cluster: as theory.step.estimate takes them; degree: "dp", "tp", "pp", or another degree of the plan;
+    values: what it is set to, one or more, from low to high. "matmuls below peak" is the time of matmuls beyond what
+    MFU's FLOPs take at the peak. Raises ValueError for no values, and for one that model, batch or cluster don't allow.
     """
     count("values", values, 16)
     steps = []

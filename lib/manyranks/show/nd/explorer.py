@@ -114,7 +114,7 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
         return _best(*self[:5])
 
     def rule(self) -> Found | None:
-        """The plan by the rules of thumb; None where none of theirs fits."""
+        """The plan by the rules of thumb; None where none fits."""
         return _rule(*self[:5])
 
     def taking(self, plan: Plan) -> "Layout":
@@ -204,7 +204,7 @@ def _ranking(model: str, cluster: str, gpus: int, batch: int, seq: int) -> Ranki
 
 
 class Plans(Board):
-    """Three panels: axes on links, a GPU's memory, and a step's time beside those of other plans."""
+    """Three panels: axes on links, a GPU's memory, and a step's time beside other plans'."""
 
     setting, over, curves = Layout, "tp", (MEMORY, BUBBLE, MFU)
 

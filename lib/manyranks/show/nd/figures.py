@@ -1,4 +1,4 @@
-"""Chapter 10's meshes: which ranks share an axis, and in which node they lie."""
+"""Chapter 10's meshes: the ranks that share an axis, and the node that each lies in."""
 
 import re
 import textwrap

@@ -1,8 +1,9 @@
-"""The rounds of messages of each algorithm, from which bytes and seconds follow.
+"""The rounds of messages of each algorithm. Bytes and seconds follow from them.
 
-In every round each rank sends one message at most and receives one at most. Steps are those of Thakur, Rabenseifner, Gropp,
-"Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005, and Chan, Heimlich, Purkayastha,
-van de Geijn, "Collective communication: theory, practice, and experience", 2007, where a docstring names no other source.
+In every round each rank sends one message at most and receives one at most. Where a docstring names no other source,
+steps are as in Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA
+19(1), 2005, and Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
+experience", 2007.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ Algorithm = Callable[[Group], Rounds]
 
 
 def rounds(op: str, elements: int, n: int, algorithm: str | None = None, root: int = 0, node: int | None = None) -> Rounds:
-    """The messages of a collective, round by round; those of a round are on the wire at the same time.
+    """The messages of a collective, round by round; a round's messages are on the wire at the same time.
 
     elements: of the whole tensor; root: position in the group, used by the operations that have one and by the all_reduce that
     goes through one (tree, naive); node: ranks of a node, for "hierarchical" only: ranks 0 … node−1 are the first node's.
@@ -178,9 +179,9 @@ def _swap_and_add(group: Group) -> Rounds:
 def _folded(group: Group, core: Algorithm) -> Rounds:
     """Runs `core` on the largest power of two p ≤ n of ranks, as MPICH does (Thakur et al. 2005, on allreduce).
 
-    Of the first 2(n − p) ranks each even one sends its whole tensor to the odd one after it, which adds it. These odd ranks
-    and all from 2(n − p) on are the p places of `core`, in this order, with the tensor cut anew into p chunks. At the end each
-    odd one sends the whole result back to its even one.
+    Among the first 2(n − p) ranks, each even one sends its whole tensor to the odd one after it, which adds it. These
+    odd ranks and all from 2(n − p) on are the p places of `core`, in this order, with the tensor cut anew into p
+    chunks. At the end each odd one sends the whole result back to its even one.
     """
     n, start = len(group.ranks), group.cuts[0]
     elements, extra = group.cuts[-1] - start, n - 2 ** (n.bit_length() - 1)

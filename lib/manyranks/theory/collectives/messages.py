@@ -49,7 +49,7 @@ def cut(start: int, elements: int, n: int) -> list[int]:
 
 
 def send(group: Group, place: int, to: int, chunk: int, chunks: int = 1, adds: bool = False) -> Message:
-    """The message of one place to another with the chunks chunk, chunk + 1, …, after the last of which comes the first."""
+    """The message of one place to another with `chunks` chunks from `chunk` on; after the last comes the first."""
     cuts, end = group.cuts, chunk + chunks
     parts = len(cuts) - 1
     count = cuts[min(end, parts)] - cuts[chunk] + cuts[max(end - parts, 0)] - cuts[0]

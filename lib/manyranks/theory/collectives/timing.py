@@ -179,7 +179,8 @@ def algorithm_bandwidth(bytes: float, seconds: float) -> float:
 def bus_bandwidth(op: str, bytes: float, seconds: float, n: int) -> float:
     """Bytes/s that a rank's link carries if it does no more than the operation needs; nccl-tests' busbw.
 
-    It can be compared with the link's bandwidth for any n. Of one rank, 0 for the operations that then move nothing.
+    It can be compared with the link's bandwidth for any n. With one rank it is 0 for the operations that then move
+    nothing.
     Raises ValueError for an unknown operation, n below 1, and as algorithm_bandwidth.
     Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather and scatter src/gather.cu and src/scatter.cu.
     """
@@ -246,7 +247,7 @@ def round_count(op: str, n: int, cluster: Cluster, algorithm: str) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _rounds(op: str, n: int, cluster: Cluster, algorithm: str) -> tuple[tuple[tuple[Leg, ...], int], ...]:
-    """The rounds by their largest message on each kind of link, and how many are alike."""
+    """The largest message of a round on each kind of link, and how many rounds have the same."""
     elements = 16 * n * 2 ** max(n - 1, 0).bit_length()  # a multiple of every number of chunks that an algorithm cuts
     node = min(cluster.node, n) if algorithm == "hierarchical" else None
     found, between = Counter(), functools.cache(cluster.between)

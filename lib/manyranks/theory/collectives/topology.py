@@ -18,12 +18,12 @@ def torus_seconds(op: str, bytes: float, dims: Sequence[int], link: Link) -> flo
     axes in the order i, i+1, …, so that all links are always busy; with unequal dims it is a lower bound.
     Hops: half of each ring.
     all_reduce: both, one after the other.
-    all_to_all: α·hops + (D//2)(D−D//2)/2D·bytes/β, D the longest axis. Cut across it, the chips of one side send those of the
-    other (D//2)(D−D//2)/D² ·N·bytes over 2N/D links. For an even D that is bytes·D/8β.
+    all_to_all: α·hops + (D//2)(D−D//2)/2D·bytes/β, D the longest axis. Cut across it, the chips of one side send the
+    other side (D//2)(D−D//2)/D² ·N·bytes over 2N/D links. For an even D that is bytes·D/8β.
     Raises ValueError for an unknown operation, a size below 0 or an axis below 1.
     Source: jax-ml/scaling-book, sharding.md: bytes / (bidirectional bandwidth × axes), an all-to-all a quarter of an
-    all-gather on an even ring (its bytes are those of all chips together, N times ours). It leaves out (N−1)/N, and takes
-    the larger of the time of the hops and that of the bytes, we the sum.
+    all-gather on an even ring (its bytes count all chips together, N times ours). It leaves out (N−1)/N, and takes the
+    larger of the hops' time and the bytes' time; we take the sum.
     """
     checks.operation(_SECONDS, op)
     if not bytes >= 0:

@@ -99,9 +99,10 @@ def peak(
 def buffers(block: int, gradients: int, n: int, variant: str = "ring") -> int:
     """Bytes of blocks of keys and values, and of their gradients, at the moment of backward when they are most.
 
-    block, gradients: bytes of one rank's keys and values, and of their gradients as they are summed. A ring has two blocks, the
-    own gradients, and a visiting block's three times: this rank's part, what leaves, what comes. After an all-gather a rank has
-    those of all ranks. Ulysses has none that it does not keep, one rank neither. Raises ValueError for an unknown variant.
+    block, gradients: bytes of one rank's keys and values, and of their gradients as they are summed. A ring has two
+    blocks, its rank's own gradients, and a visiting block's three times: this rank's part, what leaves, what comes.
+    After an all-gather a rank has all ranks' blocks and gradients. Ulysses has none that it does not keep, one rank
+    neither. Raises ValueError for an unknown variant.
     """
     if variant not in sends.VARIANTS:
         raise ValueError(f"variant={variant!r}: {nearest(variant, sends.VARIANTS)}")
@@ -141,7 +142,7 @@ class Tile(NamedTuple):
         return self.scores + (2 + found) * self.rows + (4 + found) * self.row + self.keys + self.mask
 
     def backward(self, itemsize: int, exact: int) -> int:
-        """The scores' shares and their gradients, queries, their gradient and that of the output."""
+        """The scores' shares and their gradients, queries and their gradient, and the output's gradient."""
         rows = 3 if self.cut or itemsize != exact else 2
         return 2 * self.scores + rows * self.rows + (2 * self.row if self.cut else 0) + self.keys
 
@@ -184,7 +185,7 @@ LONGEST = 2**31  # tokens; beyond it nothing is searched
 
 
 def longest(shape: ModelShape, plan: Plan, cluster: Cluster) -> int:
-    """Tokens of the longest sequence with which a rank's peak fits its memory: a multiple of 2·c·t, as zigzag chunks and
+    """Tokens of the longest sequence that lets a rank's peak fit its memory: a multiple of 2·c·t, as zigzag chunks and
     sequence parallelism need; 0 where none fits.
 
     plan: all but seq. The peak is memory.peak's, and the blocks of keys and values that one layer's attention has of others.

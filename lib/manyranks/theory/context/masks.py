@@ -35,7 +35,7 @@ def work(seq: int, n: int, layout: str = "zigzag", causal: bool = True, tile: in
 
 
 def chunk_length(seq: int, n: int, layout: str) -> int:
-    """Tokens of a chunk. Raises ValueError for an unknown layout, and a sequence of which it makes no equal chunks."""
+    """Tokens of a chunk. Raises ValueError for an unknown layout, and a sequence without equal chunks."""
     checks.whole(seq=seq, n=n)
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r}: {nearest(layout, LAYOUTS)}")
@@ -110,7 +110,7 @@ def surplus(counts: Work, seq: int) -> float:
 
 
 class Waiting(NamedTuple):
-    """The waiting of ranks. hops: scores of the slowest rank in each hop; idle: share of the ranks' time in which they wait."""
+    """The waiting of ranks. hops: scores of the slowest rank in each hop; idle: share of the ranks' time."""
 
     hops: list[int]
     idle: float
@@ -161,7 +161,7 @@ def stops(counts: Work) -> list[int]:
 
 
 def document_work(lengths: Sequence[int], n: int, layout: str = "zigzag") -> Work:
-    """Counts as work does, exactly, where a token sees the tokens of its own document up to itself.
+    """Counts as work does, exactly, where a token sees its document's tokens up to itself.
 
     lengths: tokens of each document, which follow each other and make up the sequence
     Raises ValueError as work does, and for a document without tokens.

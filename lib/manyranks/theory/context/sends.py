@@ -1,10 +1,10 @@
 """The messages of one rank for one layer's attention, forward and backward: ring, all-gather, Ulysses, ring × Ulysses.
 
-messages is the one list of all variants; calls gives it the sizes of a plan, as theory.step does. All others take the sizes of
-the whole attention: b sequences of s tokens, a query heads, g key/value heads of D numbers, on N ranks that have s/N tokens
-each. Bytes are those that a rank sends, in the order of theory.tensor's Calls. Key/value gradients travel in the precision in
-which they are summed up, `accumulating` bytes a number: by default 4, or 8 where the inputs have 8. Transformer Engine's ring
-sends them in the keys' own precision (p2p_comm_buffers in its context_parallel.py): accumulating=2.
+messages is the one list of all variants; calls gives it the sizes of a plan, as theory.step does. All others take the
+sizes of the whole attention: b sequences of s tokens, a query heads, g key/value heads of D numbers, on N ranks that
+have s/N tokens each. Bytes are what a rank sends, in the order of theory.tensor's Calls. Key/value gradients travel in
+the precision of their sums, `accumulating` bytes a number: by default 4, or 8 where the inputs have 8. Transformer
+Engine's ring sends them in the keys' own precision (p2p_comm_buffers in its context_parallel.py): accumulating=2.
 """
 
 from typing import NamedTuple
@@ -64,9 +64,10 @@ def messages(
     itemsize: bytes of all these
     sums: bytes of a gradient that is summed on its way
     hops: that a ring makes; by default N − 1
-    A ring: the next block travels under the own one already. What a rank finds of another's gradients, from the second block
-    on, travels under the block after it, and after the last home. Both make N − 1 messages. Sources: arXiv 2310.01889, section
-    3; Llama 3, arXiv 2407.21783, section 3.3.2 (all-gather); arXiv 2309.14509, section 3 (Ulysses).
+    A ring: while a rank computes on its own block, the next one travels already. From the second block on, the
+    gradients that a rank finds for another's block travel under the block after it, and home after the last. Both make
+    N − 1 messages. Sources: arXiv 2310.01889, section 3; Llama 3, arXiv 2407.21783, section 3.3.2 (all-gather); arXiv
+    2309.14509, section 3 (Ulysses).
     """
     if n == 1:
         return []
@@ -147,9 +148,9 @@ def ulysses(
     """An all-to-all each of queries, keys, values and output, backward of their gradients: 4·(s/N)·h·(N − 1)/N numbers each way
     with as many key/value heads as heads.
 
-    With more ranks than key/value heads each rank gets a copy of the one that its query heads read. accumulating: not used, for
-    no gradient is summed on the way. Raises ValueError as sizes_of does, for heads that N does not divide, and for key/value
-    heads of which N is neither divisor nor multiple.
+    With more ranks than key/value heads each rank gets a copy of the one that its query heads read. accumulating: not
+    used, for no gradient is summed on the way. Raises ValueError as sizes_of does, for heads that N does not divide,
+    and where N neither divides the key/value heads nor is a multiple of them.
     """
     one = sizes_of(batch, seq, heads, kv_heads, head_size, n)
     return _counted("ulysses", one, n * read_heads(heads, kv_heads, n), itemsize, None)
@@ -185,7 +186,7 @@ def ring_ulysses(
     itemsize: int = 2,
     accumulating: int | None = None,
 ) -> Passes:
-    """Ulysses inside groups of u ranks, whose r = N/u groups make rings with a/u heads and s/r tokens a rank.
+    """Ulysses inside groups of u ranks; rings between the r = N/u groups, with a/u heads and s/r tokens per rank.
 
     Raises ValueError as ulysses does. Source: arXiv 2405.07719, section 3.
     """
@@ -209,6 +210,6 @@ VARIANTS = {"ring": ring, "all-gather": all_gather, "ulysses": ulysses}
 
 
 def gradient_size(itemsize: int, accumulating: int | None) -> int:
-    """Bytes of a number in the precision in which sums are kept: at least 4, unless another is given."""
+    """Bytes of a number in a sum of gradients: at least 4, unless another size is given."""
     checks.whole(itemsize=itemsize, **({} if accumulating is None else {"accumulating": accumulating}))
     return accumulating or max(4, itemsize)

@@ -29,7 +29,7 @@ def least_shard(
     itemsize: int = 2,
     accumulating: int | None = None,
 ) -> float:
-    """Tokens of a rank, s/N, from which a hop computes for as long as its message travels, of a long sequence.
+    """The fewest tokens per rank, s/N, that let a hop compute for as long as its message travels, in a long sequence.
 
     Full attention, forward, 16 bits: (R/β)·(g/a). A causal mask lets half of a hop through, zigzag or striped, which doubles
     it; contiguous chunks are whole on the ranks that do not idle. Backward computes 5 products instead of 2 and moves keys and
@@ -113,7 +113,7 @@ class Pass(NamedTuple):
         """Adds up hops. after: what travels when all is computed."""
         hops, computing = [max(each) for each in zip(*own, strict=True)], sum(map(sum, own)) / len(own)
         late = [max(0.0, message - hop) for message, hop in zip(under, hops, strict=True)]
-        slower = sum(hop - mine for row in own for hop, mine in zip(hops, row, strict=True)) / len(own)  # 0 where all are alike
+        slower = sum(hop - mine for row in own for hop, mine in zip(hops, row, strict=True)) / len(own)  # 0 where all are equal
         messages = before + sum(late) + after
         return cls(own, under, hops, late, before, computing, slower, messages, computing + slower + messages)
 

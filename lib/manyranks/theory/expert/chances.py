@@ -28,8 +28,8 @@ class Copies(NamedTuple):
 
 
 def travel(shape: ModelShape, ranks: int, inside: int, hops: int = 2) -> Copies:
-    """Copies of a token, on ranks of which `inside` are on a node. With one hop, K(1 − 1/nodes) leave the node, whatever the
-    groups are; with two, one goes to each other node and inside it one to each of the K experts.
+    """Copies of a token, with `inside` of the ranks on each node. With one hop, K(1 − 1/nodes) leave the node, whatever
+    the groups are; with two, one goes to each other node and inside it one to each of the K experts.
 
     Source: arXiv 2412.19437, section 3.2.2, which takes both hops at the same time.
     """
@@ -45,8 +45,8 @@ def calls(shape: ModelShape, plan: Local, inside: int, imbalance: float = 1.0, h
     With sequence parallelism each tensor-parallel rank sends its own T/t tokens. They leave in the recipe's bytes,
     results come back in 16 bits.
     inside: expert-parallel ranks of a node
-    imbalance: copies that come to the fullest rank ÷ those of a balanced load: all wait for its messages, there and back; its
-        node is taken to be as full as itself
+    imbalance: copies that come to the fullest rank ÷ what would come under a balanced load: all wait for its messages,
+        there and back; its node is taken to be as full as itself
     """
     if plan.ep == 1:
         return []
@@ -71,7 +71,7 @@ def other_nodes(shape: ModelShape, nodes: float) -> float:
 
 
 def _some(all_of_them: float, own: float, drawn: float) -> float:
-    """Chance that of `drawn` different ones at least one is among `own` of all."""
+    """Chance that `drawn` different ones include at least one of `own`."""
     none = 1.0
     for i in range(math.ceil(drawn)):
         none *= max(0.0, 1 - own / (all_of_them - i))

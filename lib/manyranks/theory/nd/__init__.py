@@ -3,8 +3,8 @@
 holds: a rank's parameters, tensor by tensor, and bytes of its states; sends: bytes and calls by axis; twin: a plan for
 thousands of accelerators on as many ranks as a laptop has.
 
-What a plan should be: tokens and formulas: tokens per GPU from which on an axis hides its communication; rules: the lectures'
-rules of thumb beside the planner; verdict: can a plan be at all.
+About what a plan should be: tokens and formulas: the fewest tokens per GPU that let an axis hide its communication;
+rules: the lectures' rules of thumb beside the planner; verdict: can a plan be at all.
 """
 
 from manyranks import lazy

@@ -1,4 +1,4 @@
-"""The tokens per GPU from which on an axis computes for longer than it sends, in closed form.
+"""The fewest tokens per GPU that let an axis compute for longer than it sends, in closed form.
 
 All counts are of one step, forward and backward, of a whole model, in 16 bits, for the N sequences of T tokens that a group of
 N ranks gets. F: FLOPs of a token, six for each parameter that multiplies it; R: FLOP/s; β: bytes/s of one rank.
@@ -47,7 +47,7 @@ class Formula(NamedTuple):
 
     @property
     def crossing(self) -> float:
-        """Tokens per GPU from which on computing takes longer: 0 where it always does, infinite where it never does."""
+        """The fewest tokens per GPU that make computing take longer: 0 if it always does, infinite if never."""
         gain = self.slope - self.each
         if self.bend:
             return max(0.0, (math.sqrt(gain**2 + 4 * self.bend * self.fixed) - gain) / (2 * self.bend))
@@ -112,7 +112,7 @@ def _data(shape: ModelShape, route: Route, times: int, constants: Constants) -> 
 
 
 def _tensor(shape: ModelShape, route: Route, constants: Constants) -> Sent:
-    """Times h numbers of each of t·T tokens, gathered or reduced so often: a rank sends 2(t−1)h bytes for each of its own T."""
+    """Times gathers and reductions of h numbers for t·T tokens: each time a rank sends 2(t−1)h bytes per token of T."""
     often, size = _gathers(shape), HALF * (route.ranks - 1) * shape.hidden
     return Sent(often * network.gather(route, 0.0, constants), often * size / _bandwidth(route.ring, constants))
 

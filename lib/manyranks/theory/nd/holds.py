@@ -135,7 +135,7 @@ def parts(shape: ModelShape, plan: Plan, at: At = None) -> list[Part]:
 
 
 def _layer(shape: ModelShape, plan: Plan, moe: bool) -> tuple[Parameter, ...]:
-    """Lists parameters in the order of forward; matrices of experts stand in one tensor each, as those of shared experts do."""
+    """Lists parameters in forward's order; experts' matrices stand in one tensor each, shared experts' too."""
     first, second = shape.norms[: len(shape.norms) // 2], shape.norms[len(shape.norms) // 2 :]
     found = _on_rank([*first, *shape.attention, *second, *([] if moe else shape.mlp)], shape, plan)
     if not moe:
@@ -205,9 +205,10 @@ def owned(row: Row, plan: Plan, at: At) -> list[int]:
 def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> HeldBytes:
     """Parameters, gradients, masters and AdamW's two moments of the rank at these coordinates, after backward.
 
-    at: as Mesh.coordinates gives them, all 0 by default. Where plan.precision has less than 4 bytes a parameter, masters,
-    moments and ZeRO-3's gradients have 4; AdamW's counts of steps have 4, one for each tensor. But for padding and counts it's
-    what theory.memory counts, with experts whole on each tensor-parallel rank. Raises ValueError as parts does.
+    at: as Mesh.coordinates gives them, all 0 by default. Where plan.precision has fewer than 4 bytes per parameter,
+    masters, moments and ZeRO-3's gradients have 4; AdamW's counts of steps have 4, one for each tensor. But for padding
+    and counts it's what theory.memory counts, with experts whole on each tensor-parallel rank. Raises ValueError as
+    parts does.
     """
     size = plan.recipe.parameters
     wide = max(4, size)

@@ -1,10 +1,10 @@
 """The lectures' rules of thumb as a function, beside what the planner finds for the same model on the same cluster.
 
-A rule fixes the degrees. What it leaves open (the micro-batch, recomputation, stages a rank) is chosen as well for the rule as
+A rule fixes the degrees. The rest (the micro-batch, recomputation, stages per rank) is chosen as well for the rule as
 for the planner, so that two plans differ by their regimes and not by care.
-Sources: lecture A, "Train LLM from scratch 7: parallelism", page 56 (what fits where, in which order), 57 and 58 (Llama 3,
-DeepSeek-V3); lecture B, CS231n's on large-scale training, sections 3 and 6 (HSDP from 256 GPUs on, in groups of about 100;
-context parallelism from 16K tokens on).
+Sources: lecture A, "Train LLM from scratch 7: parallelism", page 56 (what fits where, and the order), 57 and 58 (Llama
+3, DeepSeek-V3); lecture B, CS231n's on large-scale training, sections 3 and 6 (HSDP from 256 GPUs on, in groups of
+about 100; context parallelism from 16K tokens on).
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ GROUP = 128  # ranks that share one copy then; lecture B, section 3: about 100
 LONG = 16384  # tokens of a sequence beyond which context parallelism comes in; lecture B, section 6
 MANY_EXPERTS = 64  # ranks that share the experts at most; lecture A, page 58
 POWERS = (1, 2, 4, 8, 16, 32, 64)
-# What a rule leaves open, with the schedules that the stack ships.
+# The choices that a rule leaves open, with the schedules that the stack ships.
 DETAILS = {"microbatch": (1, 2, 4), "recompute": ("none", "selective", "full"), "virtual": (1, 2, 4, 8)}
 
 
@@ -106,7 +106,7 @@ class Comparison(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Time of the rule's plan ÷ that of the best, − 1."""
+        """Time of the rule's plan ÷ time of the best plan, − 1."""
         return self.rule.seconds / self.best.seconds - 1
 
     @property

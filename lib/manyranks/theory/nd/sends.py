@@ -1,9 +1,10 @@
 """The bytes that a rank of a composed run sends in a training step, by axis: the small GPT, trained as training does it.
 
-Bytes are those of Measurement.payload_bytes. A step after the first one: in the first, pipeline stages also tell each other the
-shapes of their messages, 80 bytes each. Tokens on their way to experts and back are not in it, for they depend on the routing:
-theory.expert.sends has them. Axes are those of parallel.mesh; `world` is all ranks. Where two axes are the same ranks, as data
-and dp without context parallelism, what is sent is counted under the name that it has here, once.
+Bytes are counted as Measurement.payload_bytes counts them, in a step after the first one: in the first, pipeline stages
+also tell each other the shapes of their messages, 80 bytes each. Tokens on their way to experts and back are not in it,
+for they depend on the routing: theory.expert.sends has them. Axes have parallel.mesh's names; `world` is all ranks.
+Where two axes are the same ranks, as data and dp without context parallelism, what is sent is counted under the name
+that it has here, once.
 """
 
 from collections.abc import Mapping

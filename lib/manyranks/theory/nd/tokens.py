@@ -36,7 +36,7 @@ class Balance(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The seconds of communication ÷ those of computing; above 1: communication-bound."""
+        """Seconds of communication ÷ seconds of computing; above 1: communication-bound."""
         return self.communication / self.compute
 
 
@@ -90,7 +90,7 @@ def curve(axis: str, shape: ModelShape, cluster: Cluster, degree: int, tokens: I
 
 
 def crossing(axis: str, shape: ModelShape, cluster: Cluster, degree: int, constants: Constants = DEFAULT) -> float:
-    """Tokens per GPU from which on step.estimate computes for longer than it sends, by bisection to one of least_tokens.
+    """The fewest tokens per GPU that let step.estimate compute for longer than it sends, to one of least_tokens.
 
     0 where that holds for the fewest tokens already, infinite where it does not for LARGEST.
     """

@@ -1,7 +1,7 @@
 """A small twin of a plan: the same axes, schedule and sharding on a few ranks, with a model that they can train.
 
-What a plan for thousands of accelerators says of memory and traffic is the same formulas with other numbers. The twin is small
-enough to be run, and there every number can be measured, rank by rank.
+A plan for thousands of accelerators takes the same formulas for memory and traffic, with other numbers. The twin is
+small enough to be run, and there every number can be measured, rank by rank.
 """
 
 from dataclasses import dataclass, replace
@@ -41,9 +41,9 @@ def twin(shape: ModelShape, plan: Plan, ranks: int = 16) -> Twin:
 
     Each axis in use begins with 2 ranks, dp with 4 where it is replicas × shards. While there are ranks, dp becomes 4 where
     several ranks have the same experts; then the smallest axis doubles, pp before dp, cp and tp, none beyond the original.
-    Stages have 1 or 2 layers, and some one more where the original's are uneven; two stages a rank stand for more.
-    Micro-batches keep their ratio to p, up to 2. Heads keep how many read one key/value head, and whether a rank has several
-    of these, one, or a copy. Of experts there are 4 a rank, and they are whole on every tensor-parallel rank.
+    Stages have 1 or 2 layers, and some one more where the original's are uneven; two stages per rank stand for more.
+    Micro-batches keep their ratio to p, up to 2. Heads keep how many read one key/value head, and whether a rank has
+    several of these, one, or a copy. Each rank has 4 experts, and they are whole on every tensor-parallel rank.
     Raises ValueError where an axis would be left with 1 rank, and where plan and shape do not fit.
     """
     checks.kinds(shape=shape, plan=plan)

@@ -54,8 +54,8 @@ def longest() -> list[Longest]:
 
 
 class Share(NamedTuple):
-    """Measured speed ÷ that of the same attention without communication or waiting. bound: what the balance of work allows,
-    1 ÷ (slowest ÷ mean · scores computed ÷ scores needed); None where the documents are not known."""
+    """Measured speed ÷ speed of the same attention without communication or waiting. bound: what the balance of work
+    allows, 1 ÷ (slowest ÷ mean · scores computed ÷ scores needed); None where the documents are not known."""
 
     gpu: str
     documents: bool

@@ -56,7 +56,7 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True)
 class _Kind:
-    """The kind of a step, by which runs are like it or not.
+    """The kind of a step: runs are close to it if theirs is close.
 
     sharded: a stack whose shards are in 32 bits, FSDP's
     doublings: logarithms of sizes, each with the steps that a doubling of it counts

@@ -32,9 +32,10 @@ class Phase(NamedTuple):
 def phases() -> list[Phase]:
     """DeepSeek-V3's step, from its configuration alone, beside "Insights into DeepSeek-V3" (arXiv 2505.09343), Table 4.
 
-    How often a rank does what: pipeline.dualpipe_actions. The table does not say of which rank it is: we take the one that has
-    the most to do, which is the first. It has both ends of the model, with the head and with the module that predicts one more
-    token, so that all others wait for it, and their bubble is longer. It also fits better than the mean, which stands beside.
+    How often a rank does what: pipeline.dualpipe_actions. The table does not name its rank: we take the one that has
+    the most to do, which is the first. It has both ends of the model, with the head and with the module that predicts
+    one more token, so that all others wait for it, and their bubble is longer. It also fits better than the mean, which
+    stands beside.
 
     The sum is larger than step.estimate, which takes all micro-batches for halves of pairs and hides gradients under the last
     backward: by what lone passes wait for their all-to-alls, and by the gradients.
@@ -52,7 +53,7 @@ def phases() -> list[Phase]:
 
 
 class Work(NamedTuple):
-    """Seconds in which one rank does something, by phase."""
+    """Seconds that one rank works, by phase."""
 
     F: float
     B: float

@@ -7,7 +7,7 @@ from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.published.steps import FOUNDRY, KORTHIKANTI, PRETRAINING, SC21, TORCHTITAN, Row, rows
 
 FITTED_ON = (SC21, KORTHIKANTI)
-TABLES = (*PRETRAINING, TORCHTITAN, FOUNDRY)  # each of which is left out once
+TABLES = (*PRETRAINING, TORCHTITAN, FOUNDRY)  # each is left out once
 COARSE, FINE = [x / 20 for x in range(10, 21)], [x / 100 for x in range(-4, 5)]  # candidates, and around the best of these
 
 

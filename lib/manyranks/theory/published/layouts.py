@@ -1,7 +1,7 @@
 """Layouts of published models over their accelerators, and what their neighbours would have cost.
 
-What a report says and what we assume stand apart in each layout. Where a report leaves numbers out, the time of a step says
-little by itself; what counts is how the layout compares with its neighbours on the same work.
+Each layout keeps what a report says apart from what we assume. Where a report leaves numbers out, the time of a step
+says little alone; what counts is how the layout compares with its neighbours on the same work.
 """
 
 from collections.abc import Iterator
@@ -48,8 +48,8 @@ class Layout(NamedTuple):
 def layouts() -> list[Layout]:
     """Reads layouts.csv: Llama 3 405B's three, MegaScale's, Yi-34B's, Gemma 2's three, DeepSeek-V2's and DeepSeek-V3's.
 
-    A layout whose step time was published, too, is that run of steps.rows(). Of the two pods of Gemma 2's 2B model only one is
-    there: another network than ours joins them.
+    A layout whose step time was published, too, is that run of steps.rows(). Gemma 2's 2B model ran on two pods; only
+    one is there, for another network than ours joins them.
     """
     runs = {row.name: row for row in (*steps.llama3(), *steps.megascale(), *steps.deepseek())}
     return [_layout(row, runs) for row in published.rows("layouts")]
@@ -74,7 +74,7 @@ class Neighbour(NamedTuple):
     fits: bool = False
     peak: Peak | None = None
     time: StepTime | None = None
-    slower: float = 0.0  # its seconds ÷ those of the published one, − 1
+    slower: float = 0.0  # its seconds ÷ the published one's, − 1
     impossible: str = ""
 
     @property

@@ -1,7 +1,7 @@
 """Published utilisations, each from its paper's own numbers under its paper's own convention, beside what is printed.
 
-Shares of the peak, not percent. What a paper counts decides what it prints: theory.flops.CONVENTIONS. Beside that stands the
-same run in this course's own convention, "causal".
+Shares of the peak, not percent. A paper's number depends on what it counts: theory.flops.CONVENTIONS. Beside that
+stands the same run in this course's own convention, "causal".
 """
 
 from collections.abc import Iterator
@@ -135,7 +135,7 @@ def implied_speed(shape: ModelShape, seq: int, mfu: float, gpus: int, peak: floa
 def deepseek() -> Iterator[Row]:
     """ "Insights into DeepSeek-V3" (arXiv 2505.09343), Table 4: with the whole score matrix, and with its causal half.
 
-    Products run in 8 bits, the peak is that of 16.
+    Products run in 8 bits, but the peak is for 16.
     """
     table = {row["metric"]: row for row in published.rows("deepseek_isca_step_breakdown")}
     (run,) = steps.deepseek()

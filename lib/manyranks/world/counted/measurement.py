@@ -94,8 +94,8 @@ class Measurement:
     def rounds(self) -> list[tuple[programs.Message, ...]]:
         """The messages between ranks, (source, destination, bytes), round by round, as theory.collectives.rounds has them.
 
-        Not by the laptop's clock: a message takes one round, and starts in the first in which both its ranks have come to it.
-        The messages inside a backend's collective are not seen. Raises ValueError as `program` does.
+        Not by the laptop's clock: a message takes one round, and starts as soon as both its ranks have come to it. The
+        messages inside a backend's collective are not seen. Raises ValueError as `program` does.
         """
         return programs.rounds(self.program)
 

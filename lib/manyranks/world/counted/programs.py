@@ -26,7 +26,7 @@ def rounds(program: Program) -> list[tuple[Message, ...]]:
     found: list[list[Message]] = [[] for _ in range(round(clock.makespan))]
     for rank, instructions in enumerate(met.ranks):
         sends = [i for i in instructions if type(i) is Send]
-        # The messages of one pair go one after another, in the order in which they were issued.
+        # The messages of one pair go one after another, in the order they were issued in.
         for to in {send.to for send in sends}:
             spans = [span for span in clock.of(rank) if span.name == f"send → {to}"]
             for send, span in zip([s for s in sends if s.to == to], spans, strict=True):
@@ -54,7 +54,7 @@ def _meeting(instruction: Instruction) -> Instruction:
 def whole_bytes(call: Call) -> int:
     """Bytes of a collective's whole tensor, where this rank puts in a part of it.
 
-    Of an all_to_all what the rank sends or what it receives, whichever takes longer.
+    An all_to_all counts what the rank sends or what it receives, whichever is more.
     """
     parts = len(call.ranks) if call.op in ("all_gather", "gather") else 1
     return max(call.bytes * parts, call.received)

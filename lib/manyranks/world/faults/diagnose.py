@@ -9,8 +9,10 @@ from manyranks.measure.divergence import describe, first_divergence
 from manyranks.measure.location import machinery
 from manyranks.measure.operators import POINT_TO_POINT
 from manyranks.world import cells
-from manyranks.world.errors import HUNG_UP, NODE_LOST
+from manyranks.world.errors import HUNG_UP, NODE_LOST, RankDied, RankFailed, RankHung, WorldError
 from manyranks.world.faults.outcome import Outcome
+from manyranks.world.processes.team import Team
+from manyranks.world.rank import messages
 from manyranks.world.rank.debugger import Left
 from manyranks.world.rank.process import Failure
 from manyranks.world.rank.watch import Whereabouts
@@ -18,16 +20,40 @@ from manyranks.world.rank.watch import Whereabouts
 _FAULT_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
-def failure_report(rank: int, outcome: Outcome) -> str:
+def error_of(outcome: Outcome, team: Team, timeout: float | None) -> WorldError | None:
+    """Returns the error that the reader sees, None if all went well."""
+    if outcome.deaths:
+        rank = next(iter(outcome.deaths))  # the first that was noticed: others may have died of it
+        report = _death_report(rank, outcome, team.processes[rank].fault_lines())
+        return RankDied(report, rank, outcome.deaths[rank])
+    if outcome.failed:
+        rank = outcome.failed[0]
+        failure = outcome.replies[rank][0].failure
+        exception = None if team.processes[rank].confined else _exception(failure.pickled)
+        report, trace = _failure_report(rank, outcome), _traceback_text(failure)
+        return RankFailed(report, rank, exception, trace, failure.kind, failure.said)
+    if outcome.deadlock or outcome.late:
+        return RankHung(hang_report(outcome, timeout), states_of(outcome))
+    return None
+
+
+def _exception(pickled: bytes | None) -> BaseException | None:
+    try:
+        return messages.unpack([pickled]) if pickled else None
+    except Exception:  # its class asks for other arguments than it keeps
+        return None
+
+
+def _failure_report(rank: int, outcome: Outcome) -> str:
     """Rank, exception and the rank's traceback with its source lines; what became of the others."""
     failure = outcome.replies[rank][0].failure
     same = [r for r in outcome.failed if outcome.replies[r][0].failure.rendered == failure.rendered]
     who = f"rank {rank}" if same == [rank] else ranks_text(sorted(same), len(outcome.ranks))
     if failure.kind == Left.__name__:
         return "\n".join([f"rank {rank}: {failure.said[0]}", *_stopped(outcome)])
-    parts = [f"{who} raised {failure.rendered}", traceback_text(failure), _hint(failure)]
+    parts = [f"{who} raised {failure.rendered}", _traceback_text(failure), _hint(failure)]
     while failure := failure.cause:
-        parts += [f"  caused by {failure.rendered}", traceback_text(failure)]
+        parts += [f"  caused by {failure.rendered}", _traceback_text(failure)]
     for other in sorted(set(outcome.failed) - set(same)):
         parts.append(f"rank {other} then raised {outcome.replies[other][0].failure.rendered}")
     parts += _stopped(outcome)
@@ -35,7 +61,7 @@ def failure_report(rank: int, outcome: Outcome) -> str:
 
 
 def _hint(failure: Failure) -> str:
-    """Says what a reader may not know: the notebook's variables are not those of %%ranks cells."""
+    """Says what a reader may not know: %%ranks cells don't see the notebook's variables."""
     missing = re.match(r"NameError: name '(\w+)' is not defined", failure.rendered)
     if failure.rendered.startswith("EOFError: EOF when reading a line"):
         return "nobody can type on a rank: call input() in the notebook, and send what it returns with world.set(name=...)"
@@ -44,7 +70,7 @@ def _hint(failure: Failure) -> str:
     return f"the notebook has a variable {name}, but the ranks don't: world.set({name}={name}) sends it to them"
 
 
-def traceback_text(failure: Failure) -> str:
+def _traceback_text(failure: Failure) -> str:
     """The frames, outermost first, each with its line of source."""
     lines = []
     for file, line, function in failure.frames:
@@ -81,7 +107,7 @@ def stack_text(rank: int, seen: Whereabouts | None) -> str:
     return "\n".join([f"rank {rank} {doing}", *lines])
 
 
-def death_report(rank: int, outcome: Outcome, faults: str) -> str:
+def _death_report(rank: int, outcome: Outcome, faults: str) -> str:
     """Says how the process ended, the line it was on where that is known, and what the others did."""
     parts = [f"rank {rank} {cause(outcome.deaths[rank], cells.label(_crash_place(faults)))}"]
     others = [r for r in sorted(outcome.deaths) if r != rank]
@@ -142,7 +168,7 @@ def hang_report(outcome: Outcome, timeout: float | None) -> str:
         head = "nothing moves any more: ranks wait for what will not come"
     else:
         head = f"the run was not over after {timeout:g} s; World(..., timeout=...) sets the limit, None is no limit"
-    diverging = first_divergence(recent_calls(outcome))
+    diverging = divergence(outcome)
     lines = [head, *_sentences(outcome), *([f"the calls diverge: {diverging}"] if diverging else [])]
     return "\n".join([*lines, "", _table(outcome)])
 
@@ -259,8 +285,9 @@ def _without_call(seen: Whereabouts | None, state: str) -> tuple[str, str, str, 
     return seen.blocked or "running", "", "", cells.label(seen.place)
 
 
-def recent_calls(outcome: Outcome) -> dict[int, list[Call]]:
-    """Rank -> the calls it remembers, with readable places."""
+def divergence(outcome: Outcome) -> str | None:
+    """Describes the first place where the calls that ranks remember do not match; None if there is none."""
     recent = {rank: reply.recent for rank, (reply, _) in outcome.replies.items()}
     recent |= {rank: seen.recent for rank, seen in outcome.whereabouts.items() if seen is not None}
-    return {rank: [replace(call, where=cells.label(call.where)) for call in calls] for rank, calls in recent.items()}
+    readable = {rank: [replace(call, where=cells.label(call.where)) for call in calls] for rank, calls in recent.items()}
+    return first_divergence(readable)

@@ -1,9 +1,10 @@
-"""The kernel's own fences around a rank that runs strangers' code, put up before any of that code runs.
+"""The operating system's own fences around a rank that runs strangers' code, put up before any of that code runs.
 
-On Linux it reads Python and its packages only, writes into one folder, starts no process, signals none outside, changes no
-file's owner, rights or times, makes no UNIX socket, and has a limit on memory and on the size of files: Landlock, seccomp and
-rlimits. Its network is a loopback of its own, where the system gives one to the process that forks the ranks. On macOS the
-limits alone hold. What holds nowhere: it can ask whether a file exists, and read the library's own source.
+On Linux it reads Python and its packages only, writes into one folder, starts no process, signals none outside, changes
+no file's owner, rights or times, makes no UNIX socket, and has a limit on memory and on the size of files: Landlock,
+seccomp and rlimits. Its network is a private loopback, where the system gives one to the process that forks the ranks.
+On macOS the limits alone hold. Nothing on either keeps it from asking whether a file exists, or from reading the
+library's own source.
 Sources: Linux, Documentation/userspace-api/landlock.rst and seccomp_filter.rst; include/uapi/linux/landlock.h.
 """
 
@@ -56,7 +57,7 @@ _ASKED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x8910, 0x8912, 0x8913
 # What sockets may be told, by level: addresses used again, keepalive, lingering, times to wait; no delay, keepalive's numbers;
 # IPv6 only. Not the size of their buffers, nor what to drop: with such a socket, memory outlives the process.
 _TOLD = {1: (2, 9, 13, 15, 20, 21, 66, 67), 6: (1, 4, 5, 6), 41: (26,)}
-_IPV4, _IPV6, _NETLINK = 2, 10, 16  # sockets; by the last, the kernel's own, gloo finds its interface
+_IPV4, _IPV6, _NETLINK = 2, 10, 16  # sockets; by the last, Linux's own, gloo finds its interface
 _NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 0x41  # of an interface
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
@@ -66,7 +67,7 @@ _ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050000 | 38  # EPERM; EN
 _LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 
 
-own_network = own_users = False  # whether this process has a network, and a user's processes, that no other program has
+own_users = False  # whether this process has a user's processes that no other program has
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,15 @@ class Confined:
     """The limits of a rank that runs strangers' code.
 
     scratch: the folder that may be written to
-    seen: the same folder, as the kernel sees it
+    seen: the same folder, as the notebook sees it
     memory: bytes that a rank may have beside what it has at the start
     file: bytes of the largest file
-    readable: more folders that may be read
     """
 
     scratch: str
     seen: str = ""
     memory: int = 4 * 2**30
     file: int = 16 * 2**20
-    readable: tuple[str, ...] = ()
 
 
 def confine(how: Confined, size: int = 1) -> None:
@@ -95,7 +94,7 @@ def confine(how: Confined, size: int = 1) -> None:
     Raises OSError where the system has the fences and refuses to put them up.
     """
     limit(how.file, how.memory)
-    os.environ |= {"HOME": how.scratch, "TMPDIR": how.scratch}  # where matplotlib and others keep files of their own
+    os.environ |= {"HOME": how.scratch, "TMPDIR": how.scratch}  # where matplotlib and others keep their files
     tempfile.tempdir = how.scratch  # to find it, tempfile would remove a file
     limits = [(resource.RLIMIT_NOFILE, _OPEN), (resource.RLIMIT_MEMLOCK, 0)]
     if own_users:  # else the threads of all that the teacher runs would count
@@ -130,8 +129,8 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def leave_the_network() -> bool:
-    """Gives this process, which has one thread, and all that it forks a loopback of their own. Returns whether it could."""
-    global own_network, own_users
+    """Gives this process, which has one thread, and all that it forks a private loopback. Returns whether it could."""
+    global own_users
     if sys.platform != "linux":
         return False
     libc, user, group = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
@@ -143,7 +142,6 @@ def leave_the_network() -> bool:
             for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
                 with open(f"/proc/self/{file}", "w") as opened:
                     opened.write(text)
-    own_network = True
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
         return True
@@ -152,7 +150,7 @@ def leave_the_network() -> bool:
 
 @cache
 def _has_namespaces() -> bool:
-    """Returns whether it can leave the network, tried in a process of its own."""
+    """Returns whether a process can leave the network. A new one tries it."""
     if (pid := os.fork()) == 0:
         try:
             os._exit(0 if leave_the_network() else 1)
@@ -185,7 +183,7 @@ def _kept(name: str) -> int:
 
 
 def readable() -> list[str]:
-    """Files and folders that ranks may read: the system's, Python's, and those of the packages that they need."""
+    """Files and folders that ranks may read: the system's, Python's, and the packages that they need."""
     import numpy
     import torch
 
@@ -210,7 +208,7 @@ def _fence_files(libc, how: Confined) -> None:
     scoped = 3 if version >= 6 else 0  # abstract sockets, and signals
     made = struct.pack("<QQQ", every, 0, scoped)[: 24 if scoped else 16 if version >= 4 else 8]
     rules = _done(libc.syscall(_CREATE, made, len(made), 0), "landlock_create_ruleset")
-    allowed = dict.fromkeys((*readable(), *_OF_PROCESSES, *how.readable), _READ)
+    allowed = dict.fromkeys((*readable(), *_OF_PROCESSES), _READ)
     allowed |= dict.fromkeys((*_DEVICES, how.scratch), _WRITE)  # and remove nothing: what is still open would take room unseen
     for path, rights in allowed.items():
         _allow(libc, rules, path, rights & every)
@@ -244,7 +242,7 @@ def _fence_processes(libc) -> None:
         steps += _calls(look[name], *_one_of(0, own, _ALLOW, _REFUSE))
     for number, place in ((look[name], place) for name, place in (("open", 1), ("openat", 2)) if name in look):
         flags, refuse = (_LOAD, 0, 0, 16 + 8 * place), (_RETURN, 0, 0, _REFUSE)
-        neither = [flags, (_AND, 0, 0, _NEITHER), (_EQUAL, 0, 1, _NEITHER), refuse]  # of which Landlock asks for no right
+        neither = [flags, (_AND, 0, 0, _NEITHER), (_EQUAL, 0, 1, _NEITHER), refuse]  # Landlock asks no right for these
         emptied = [flags, (_AND, 0, 0, _EMPTIED | 3), (_EQUAL, 0, 1, _EMPTIED), refuse]
         steps += _calls(number, *neither, *emptied, *_bits(place, _NAMELESS, _REFUSE, _ALLOW))
     steps += _calls(look["mmap"], *_bits(3, _SHARED, _REFUSE, _ALLOW))
@@ -266,7 +264,7 @@ def _fence_processes(libc) -> None:
 
 
 def _calls(number: int, *steps: tuple) -> list[tuple]:
-    """These steps, the last of which returns, for the system call of this number."""
+    """These steps for the system call of this number. The last one returns."""
     return [(_EQUAL, 0, len(steps), number), *steps]
 
 

@@ -1,4 +1,4 @@
-"""An outer line around ranks of strangers, where bubblewrap is installed: a root of their own, which is gone when they are.
+"""An outer line around ranks of strangers, where bubblewrap is installed: a private root folder, gone when they are.
 
 Inside are Python, its packages and this library, to read; a folder to write into, in memory, of a few MB; no process but
 theirs; no network but theirs. The fences of `confine` stand there as well, for they refuse what this one lets through.

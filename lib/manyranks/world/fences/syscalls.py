@@ -1,4 +1,4 @@
-"""System calls of Linux by name, with their numbers on x86-64 and ARM64: those of which code of strangers needs some.
+"""System calls of Linux by name, with their numbers on x86-64 and ARM64: the ones that strangers' code may need.
 
 The numbers are libseccomp's; tests/unit/test_syscalls.py compares them, and adds what is asked for here.
 """

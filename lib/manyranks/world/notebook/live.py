@@ -54,7 +54,7 @@ class State(NamedTuple):
 
 
 @contextmanager
-def live(outcome: Outcome, output: Output) -> Iterator["Live"]:
+def show_live(outcome: Outcome, output: Output) -> Iterator["Live"]:
     """Gives what a run shows of itself. In a notebook, text is held back until the run ends: then it is in rank order."""
     with progress_bar.place() as free:
         shown = Live(outcome, output) if free else Nothing(outcome, output)
@@ -87,7 +87,7 @@ class Nothing:
 
 
 class Live(Nothing):
-    """Shows each rank in a cell of its own: in a notebook."""
+    """Shows each rank in its own cell, in a notebook."""
 
     def __init__(self, outcome: Outcome, output: Output):
         super().__init__(outcome, output)

@@ -36,7 +36,7 @@ class Prompt:
         self._output.show_of(rank)
         text, _, prompt = asked.text.rpartition("\n")
         self._say_who_waits(rank)
-        print(_readable(text), end="\n" * bool(text))
+        print(_readable(text), end="\n" if text else "")
         sys.stdout.flush()
         try:
             line = input(prompt) + "\n"

@@ -1,8 +1,8 @@
 """A process that has imported torch once and forks each rank, so that 8 ranks are ready in 0.1 s and not in 8 s.
 
-It is our own and not multiprocessing's for three reasons: it has a session of its own, so that an interrupt of the notebook
-never reaches a rank; it does not import the reader's main module again; and when the notebook's process ends, however it
-ends, it kills every rank, also one that is stuck in C++.
+It is our own and not multiprocessing's for three reasons: it runs in a separate session, so that an interrupt of the
+notebook never reaches a rank; it does not import the reader's main module again; and when the notebook's process ends,
+however it ends, it kills every rank, also one that is stuck in C++.
 """
 
 import contextlib
@@ -29,34 +29,34 @@ _ONCE = (
     "torch._dynamo",  # and so would DDP, fully_shard and every dispatch mode: a second a rank
     "torch.distributed.checkpoint",  # and the trainer: a tenth of a second a rank
 )
+_own_network = False  # whether this process has a network that no other program has
 
 
-def serve(fd: int, folder: str, strangers: bool = False, scratch: str = "") -> None:
-    """Imports what ranks need, then forks one a request until the notebook's process is gone. Never returns.
+def serve(fd: int, folder: str, strangers: bool, scratch: str) -> None:
+    """Imports what ranks need, then forks one per request until the notebook's process is gone. Never returns.
 
-    fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end; strangers: whether
-    the ranks run their code, with a network of their own; scratch: the folder to write into, where this is a sandbox.
+    fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end; strangers:
+    whether the ranks run their code, on a private network; scratch: the folder to write into, where this is a sandbox.
     """
-    confine.own_network = bool(scratch)
-    if strangers:
-        confine.leave_the_network()
+    global _own_network
+    _own_network = (strangers and confine.leave_the_network()) or bool(scratch)
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wake, woken = _wake_on_children()
     ranks: dict[int, int] = {}  # pid -> where its exit code is written
-    with socket.socket(fileno=fd) as kernel:
+    with socket.socket(fileno=fd) as notebook:
         try:
             recorder = _prepare()
             inside = [os.open(scratch, os.O_RDONLY)] if scratch else []  # by it the notebook's process reads that folder
-            socket.send_fds(kernel, [b"R"], inside)
+            socket.send_fds(notebook, [b"R"], inside)
             for place in inside:
                 os.close(place)
             while os.getppid() == parent:
-                ready, _, _ = select.select([kernel, wake], [], [], _SECONDS_BETWEEN_LOOKS)
+                ready, _, _ = select.select([notebook, wake], [], [], _SECONDS_BETWEEN_LOOKS)
                 if wake in ready:
                     os.read(wake, 4096)
                 _reap(ranks)
-                if kernel in ready and not _answer(kernel, ranks, (wake, woken), recorder):
+                if notebook in ready and not _answer(notebook, ranks, (wake, woken), recorder):
                     break
         finally:
             _kill(ranks)
@@ -95,9 +95,9 @@ def _wake_on_children() -> tuple[int, int]:
     return wake, woken
 
 
-def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int], recorder) -> bool:
-    """Does what the kernel asks for: a fork, KILL, NETWORK, SETTLE or BYTES. Returns False when the kernel is gone."""
-    request, fds, _, _ = socket.recv_fds(kernel, 1, len(CHANNELS))
+def _answer(notebook: socket.socket, ranks: dict[int, int], mine: tuple[int, int], recorder) -> bool:
+    """Does what the notebook asks for: FORK, KILL, NETWORK, SETTLE or BYTES. Returns False when the notebook is gone."""
+    request, fds, _, _ = socket.recv_fds(notebook, 1, len(CHANNELS))
     if not request:
         return False
     if request == KILL:
@@ -108,13 +108,13 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int],
         return True
     if request == SETTLE:
         until = time.monotonic() + _SECONDS_TO_END
-        while ranks and time.monotonic() < until:  # a thread that is in the kernel ends a little late
+        while ranks and time.monotonic() < until:  # a thread that is in a system call ends a little late
             _reap(ranks)
             time.sleep(_A_MOMENT)
-        kernel.sendall(COUNT.pack(SETTLED))
+        notebook.sendall(COUNT.pack(SETTLED))
         return True
     if request == BYTES:
-        kernel.sendall(COUNT.pack(_loopback()))
+        notebook.sendall(COUNT.pack(_loopback()))
         return True
     channels = dict(zip(CHANNELS, fds, strict=True))
     try:
@@ -123,7 +123,7 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int],
         os.write(channels["stderr"], f"fork: {error}\n".encode())
     else:
         if pid == 0:
-            _become_rank(channels, (kernel.fileno(), *mine, *ranks.values()), recorder)
+            _become_rank(channels, (notebook.fileno(), *mine, *ranks.values()), recorder)
         ranks[pid] = os.dup(channels["status"])
     for fd in fds:
         os.close(fd)
@@ -132,7 +132,7 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int],
 
 def _loopback() -> int:
     """Bytes that the loopback of this process's own network has carried so far; UNKNOWN where it has none, or nobody says."""
-    if not confine.own_network:
+    if not _own_network:
         return UNKNOWN
     with contextlib.suppress(OSError), open("/proc/net/dev") as lines:
         return next((int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:")), UNKNOWN)
@@ -161,7 +161,7 @@ def _kill(ranks: dict[int, int]) -> None:
 
 
 def _become_rank(channels: dict[str, int], foreign: tuple[int, ...], recorder) -> None:
-    """Turns the child into a rank: a session of its own, its own standard streams, then the rank's loop. Never returns."""
+    """Turns the child into a rank: its own session and standard streams, then the rank's loop. Never returns."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -170,10 +170,10 @@ def _become_rank(channels: dict[str, int], foreign: tuple[int, ...], recorder) -
         for fd in (*foreign, channels.pop("status")):
             os.close(fd)
         _redirect(channels.pop("stdout"), channels.pop("stderr"))
-        from manyranks.world.rank.process import live
+        from manyranks.world.rank.process import serve_notebook
 
-        code = live(recorder, **channels)
-    except BaseException:  # whatever escapes is printed where the kernel reads it
+        code = serve_notebook(recorder, **channels)
+    except BaseException:  # whatever escapes is printed where the notebook reads it
         sys.excepthook(*sys.exc_info())
     finally:
         with contextlib.suppress(Exception):

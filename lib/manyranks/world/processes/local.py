@@ -1,4 +1,4 @@
-"""Ranks on this machine: the kernel's side of the forkserver, and a handle on each rank's process."""
+"""Ranks on this machine: the notebook's side of the forkserver, and a handle on each rank's process."""
 
 import atexit
 import contextlib
@@ -22,12 +22,12 @@ from manyranks.world.processes import forkserver
 from manyranks.world.processes.patience import Patience
 from manyranks.world.rank import messages, plain, watch
 
-_WHOLE = 8.0  # seconds in which a confined rank must have sent the whole of a message that it has begun
+_WHOLE = 8.0  # seconds for a confined rank to send the whole of a message that it has begun
 _TICK, _SMALL = 0.05, 1 << 20  # seconds, and bytes, of an answer to "where are you?"
 _STANDING_STILL = 60.0  # seconds that the import of torch may do nothing; while it gets on, it may take any time
 IDLE = 600.0  # seconds that the forkserver stays without a world
 _REST = 0.05  # seconds in which faulthandler writes all its lines after the first
-_CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel of the operating system says them
+_CREDENTIALS = struct.Struct("3i")  # process, user and group, as the operating system says them
 _START = "import sys; sys.path[:] = {!r}; from manyranks.world.processes.forkserver import serve; serve({}, {!r}, {!r}, {!r})"
 strangers = False  # whether ranks run code that nobody here has written: see use()
 
@@ -45,7 +45,7 @@ def readable(fd: int, seconds: float = 0.0) -> bool:
 
 
 class RankProcess:
-    """A rank's process as the kernel sees it: sockets to talk to it, pipes with what it prints, its exit code."""
+    """A rank's process as the notebook sees it: sockets to talk to it, pipes with what it prints, its exit code."""
 
     gone = -signal.SIGKILL  # the exit code where none was written: the forkserver itself was killed, and the ranks with it
 
@@ -73,8 +73,8 @@ class RankProcess:
             self._orphaned = not written
         return self.exit_code
 
-    def introduced(self) -> None:
-        """Reads its first message, of which it learns the process's number: in a sandbox it is another one there than here."""
+    def read_pid(self) -> None:
+        """Reads its first message, for the process's number: inside a sandbox it is another one than outside."""
         if self.sandboxed:
             _, ((_, _, credentials),), *_ = self.command.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_PEEK)
         (pid,) = messages.receive(self.command)
@@ -177,7 +177,8 @@ class Forkserver:
         self._environment = None if strangers else dict(os.environ)
         self.sandboxed, self.scratch = sandboxed, -1
         self._errors = tempfile.TemporaryFile()
-        self.folder = sandbox.SCRATCH if sandboxed else tempfile.mkdtemp(prefix="manyranks-")  # as ranks see it
+        scratch = sandbox.SCRATCH if sandboxed else ""
+        self.folder = scratch or tempfile.mkdtemp(prefix="manyranks-")  # as ranks see it
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -185,7 +186,7 @@ class Forkserver:
                     *(sandbox.command() if sandboxed else ()),
                     sys.executable,
                     "-c",
-                    _START.format(_import_path(), theirs.fileno(), self.folder, strangers, sandbox.SCRATCH * sandboxed),
+                    _START.format(_import_path(), theirs.fileno(), self.folder, strangers, scratch),
                 ],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -257,7 +258,7 @@ class Forkserver:
         return process
 
     def kill_all(self) -> None:
-        """Kills every rank that it has forked, also those of a process that is gone."""
+        """Kills every rank that it has forked, even if the process that asked for them is gone."""
         with contextlib.suppress(OSError):
             self._socket.send(forkserver.KILL)
 
@@ -269,14 +270,14 @@ class Forkserver:
                 pass
 
     def renew_network(self) -> None:
-        """Ranks that are forked from now on have a loopback of their own again: nothing of those before is left in it."""
+        """Gives ranks that are forked from now on a new loopback: nothing of earlier ranks is left in it."""
         with contextlib.suppress(OSError):
             self._socket.send(forkserver.NETWORK)
 
     def loopback_bytes(self) -> int | None:
-        """Bytes that ranks have sent each other so far, of whatever kind, as the kernel counts them in their own network.
+        """Bytes that ranks have sent each other so far, of whatever kind, as the operating system counts them.
 
-        None where they have none: then the loopback carries what other programs send, too.
+        None where they have no network of their own: then the loopback carries what other programs send, too.
         """
         self._socket.send(forkserver.BYTES)
         count = self._count()
@@ -290,7 +291,7 @@ class Forkserver:
         return tempfile.mktemp(prefix="rendezvous-", dir=folder or self.folder)
 
     def clock(self) -> None:
-        """Returns nothing for ranks to set their clock by: they have the kernel's."""
+        """Returns nothing for ranks to set their clock by: they have the notebook's."""
 
     def hold(self) -> None:
         """A world, or a submission, needs this process from now on."""
@@ -395,7 +396,7 @@ def use(server: Forkserver) -> None:
 
 
 def the_forkserver(hold: bool = False, confined: bool = False) -> Forkserver:
-    """The kernel's one forkserver, started if there is none that lives; another one for code of strangers.
+    """The notebook's one forkserver, started unless one lives; another one for code of strangers.
 
     hold: it stays until it's released; without, it ends after a while
     confined: for confined ranks, which leave its network: no other rank may share it

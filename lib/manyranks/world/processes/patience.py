@@ -46,7 +46,7 @@ class Patience:
 
 
 def _efforts(pid: int | None) -> dict[int, float]:
-    """Returns, for each process, the seconds in which it had work to do: it ran, or waited for a processor or a disk."""
+    """Returns, for each process, the seconds that it had work to do: it ran, or waited for a processor or a disk."""
     found = {}
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid) if pid else None
@@ -66,13 +66,13 @@ def _effort(process: psutil.Process) -> float:
 
 
 class Clock:
-    """Counts the seconds in which processes could go on, without those in which others had the processors that they needed.
+    """Counts the seconds that processes could go on, not those while others had the processors that they needed.
 
     pids: of the processes; none where all seconds count
     most: how many times as long the seconds may be in all
 
-    Processes that sleep need no processor, so all their seconds count, however busy the machine is. Who waits for threads of
-    his own waits for nobody else: what these take counts as his.
+    Processes that sleep need no processor, so all their seconds count, however busy the machine is. A process that
+    waits for its own threads waits for nobody else: their time counts as its own.
     """
 
     def __init__(self, pids: Iterable[int] = (), most: float = 1.0):

@@ -1,4 +1,4 @@
-"""Ranks on the nodes of a Ray cluster: what the kernel does to start them, and a handle on each."""
+"""Ranks on the nodes of a Ray cluster: what the notebook does to start them, and a handle on each."""
 
 import contextlib
 import secrets
@@ -87,7 +87,7 @@ class RayServer:
         return {}
 
     def clock(self) -> float:
-        """Returns what the kernel's clock shows, in seconds."""
+        """Returns what the notebook's clock shows, in seconds."""
         return time.perf_counter()
 
     def alive(self) -> bool:
@@ -151,7 +151,7 @@ def _addresses(ray) -> dict[str, str]:
 
 
 def _dealt(ray, size: int, mine: str) -> Iterator[dict]:
-    """The node of each rank: one after the other is filled, the kernel's own first, a CPU a rank.
+    """The node of each rank: one after the other is filled, the notebook's own first, a CPU a rank.
 
     Raises ValueError where there are too few.
     """

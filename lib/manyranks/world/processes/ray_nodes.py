@@ -1,7 +1,7 @@
-"""The actor on each node of a Ray cluster: it forks that node's ranks and carries their channels to the kernel.
+"""The actor on each node of a Ray cluster: it forks that node's ranks and carries their channels to the notebook.
 
-A rank is the same process as on the kernel's own machine, forked by the same forkserver. Each of its channels, a socket or a
-pipe, gets a TCP connection to the kernel, and a thread for each direction copies bytes.
+A rank is the same process as on the notebook's own machine, forked by the same forkserver. Each of its channels, a socket or a
+pipe, gets a TCP connection to the notebook, and a thread for each direction copies bytes.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ _IDLE, _BETWEEN, _TIMES = 5, 2, 3  # seconds until a silent peer is asked, betwe
 
 
 class Node:
-    """The ranks of one world on this node. kernel: the address that it waits at; secret: what it knows its ranks by."""
+    """The ranks of one world on this node. notebook: the address that it waits at; secret: what it knows its ranks by."""
 
-    def __init__(self, kernel: tuple[str, int], secret: bytes, address: str):
-        self._kernel, self._secret, self._server = kernel, secret, Forkserver(interface_of(address))
+    def __init__(self, notebook: tuple[str, int], secret: bytes, address: str):
+        self._notebook, self._secret, self._server = notebook, secret, Forkserver(interface_of(address))
         self._ranks: dict[int, RankProcess] = {}
         self._pids: dict[int, int] = {}
         self._server.hold()
@@ -45,7 +45,7 @@ class Node:
             before.close()
         process = self._ranks[rank] = self._server.fork(rank)
         for number, name in enumerate(CHANNELS):
-            there = patient(socket.create_connection(self._kernel))
+            there = patient(socket.create_connection(self._notebook))
             there.sendall(HELLO.pack(self._secret, rank, number))
             if name in SOCKETS:
                 _carry(getattr(process, name), there)

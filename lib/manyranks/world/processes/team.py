@@ -9,12 +9,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from typing import Protocol
 
 from manyranks.world.errors import NotStarted
 from manyranks.world.fences.confine import Confined
 from manyranks.world.processes.local import RankProcess, readable, the_forkserver
 from manyranks.world.processes.patience import Patience
 from manyranks.world.rank import messages, watch
+from manyranks.world.rank.process import Setup
 
 _DUMPING = 1.0  # seconds that faulthandler has to write: a busy machine is late, and a stopped process never does
 _ANSWERING = 0.3  # seconds that ranks have to say where they are
@@ -22,14 +24,35 @@ _STANDING_STILL = 120.0  # seconds that ranks which start may do nothing; while 
 _TICK = 0.05
 
 
+class Server(Protocol):
+    """Something that forks ranks: a local.Forkserver on this machine, or a ray_engine.RayServer on a cluster.
+
+    Confined ranks are forked by a Forkserver only, which can renew their network.
+    """
+
+    @property
+    def pid(self) -> int | None: ...  # the parent of the ranks; None where it is on other machines
+
+    def alive(self) -> bool: ...  # whether it can still fork ranks
+
+    def wait_until_ready(self) -> None: ...  # raises WorldError if it will not be
+
+    def meeting_place(self, folder: str | None = None) -> str: ...  # where ranks find each other: a file, or an address
+
+    def changed_environment(self) -> dict[str, str | None]: ...  # variables that ranks are to set, or to remove
+
+    def clock(self) -> float | None: ...  # seconds to set a rank's clock by; None where it has the notebook's
+
+    def fork(self, rank: int) -> RankProcess: ...  # a process with nothing set up yet; raises WorldError
+
+    def release(self) -> None: ...  # a world has ended
+
+
 class Team:
     """The processes of a world's ranks, joined in one group."""
 
-    def __init__(self, size: int, backend: str, server, confined: Confined | None = None):
-        """Starts the ranks and waits until their group is ready. Raises NotStarted if it does not come to be.
-
-        server: what forks ranks: a local.Forkserver, or a ray_engine.RayServer.
-        """
+    def __init__(self, size: int, backend: str, server: Server, confined: Confined | None = None):
+        """Starts the ranks and waits until their group is ready. Raises NotStarted if it does not come to be."""
         self.processes: list[RankProcess] = []
         self._owner = os.getpid()
         self._looking = threading.Lock()
@@ -41,11 +64,12 @@ class Team:
             if confined:
                 server.renew_network()  # ranks before may have left no port free
             store = server.meeting_place(confined.scratch if confined else None)
-            setup = _setup(size, backend, store, confined) | {"environment": server.changed_environment()}
+            folder, environment = confined.scratch if confined else os.getcwd(), server.changed_environment()
             for rank in range(size):
                 self.processes.append(process := server.fork(rank))
                 process.confined = confined is not None
-                messages.send(process.command, messages.pack(setup | {"rank": rank, "clock": server.clock()}))
+                setup = Setup(rank, size, backend, store, sys.path, folder, environment, confined, server.clock())
+                messages.send(process.command, messages.pack(setup))
             self._wait_until_ready(Patience(server.pid, _STANDING_STILL, "starting the ranks"))
         except BaseException:
             self.close()
@@ -58,7 +82,7 @@ class Team:
                     still = f"no process has made progress for {_STANDING_STILL:.0f} s"
                     raise NotStarted(f"rank {process.rank} isn't ready, and {still}:\n{_last_words(process)}")
             try:
-                process.introduced()
+                process.read_pid()
             except (EOFError, OSError, ValueError):
                 raise NotStarted(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
             for what in ("command", "status", "stdout", "stderr"):
@@ -135,20 +159,13 @@ class Team:
         self.selector.close()
 
 
-def server_of(engine: str, size: int, confined: bool):
+def server_of(engine: str, size: int, confined: bool) -> Server:
     """Returns what forks the ranks of a world of this size."""
     if engine == "local":
         return the_forkserver(hold=True, confined=confined)
     from manyranks.world.processes.ray_engine import RayServer
 
     return RayServer(size)
-
-
-def _setup(size: int, backend: str, store: str, confined: Confined | None) -> dict:
-    """Returns what each rank is told first, but for its own part."""
-    folder = confined.scratch if confined else os.getcwd()
-    here = {"sys_path": sys.path, "folder": folder, "confined": confined}
-    return {"size": size, "backend": backend, "store": store} | here
 
 
 def _last_words(process: RankProcess) -> str:

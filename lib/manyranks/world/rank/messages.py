@@ -1,8 +1,8 @@
 """Objects over a socket: cloudpickle for functions and values, tensors' bytes beside the pickle and never through it.
 
-A message is a header of lengths, then frames. `pack` makes an object's: the pickle, then one a storage; `process` and `watch`
-put a kind before them, or a number behind. A received tensor stands directly on the frame it
-was read into, and tensors that share a storage still share it on the other side.
+A message is a header of lengths, then frames. `pack` makes an object's: the pickle, then one a storage; `process` puts a kind
+before them, and `watch` a number behind. A received tensor stands directly on the frame it was read into, and tensors that
+share a storage still share it on the other side.
 """
 
 import builtins
@@ -23,7 +23,7 @@ import numpy as np
 Frame = bytes | np.ndarray | pickle.PickleBuffer
 
 _FRAMES = 64  # of a message of strangers
-_LATER = 1.0  # seconds after a message's time in which what is there is still read, by one that had no processor
+_LATER = 1.0  # seconds more for a message in time: what is there by then is still read, by one that had no processor
 _COUNT = struct.Struct("<I")
 EXACTLY = _COUNT.size
 _IPYTHON = "IPython.core.interactiveshell"  # a notebook's open() is a function of this module
@@ -54,7 +54,7 @@ def _open(*args, **kwargs):
 
 
 def _is_special_module(value) -> bool:
-    """An imported module of a class of its own, as torch.distributed.config: cloudpickle takes it for any other object.
+    """An imported module of a special class, as torch.distributed.config: cloudpickle takes it for any other object.
 
     It also sends modules that a function does not use, but whose names look like something in it, such as `config`.
     """
@@ -104,26 +104,26 @@ def receive(
     on which the other side waits for an answer before it sends more; EXACTLY is for the others. largest: bytes of a message; a
     larger one raises EOFError, too. seconds: that the whole message may take, TimeoutError afterwards.
     """
-    stream, sock = sock, sock if seconds is None else _Punctual(sock, seconds)
-    start = sock.recv(ahead)
-    (count,) = _COUNT.unpack_from(start := _at_least(sock, start, _COUNT.size))
+    source = sock if seconds is None else _Punctual(sock, seconds)
+    start = _at_least(source, source.recv(ahead), _COUNT.size)
+    (count,) = _COUNT.unpack_from(start)
     header = _COUNT.size + 8 * count
     _check_size(header, largest)
     if largest is not None and count > _FRAMES:
         raise EOFError(f"a message of {count:,} frames, where at most {_FRAMES} are read")
-    start = _at_least(sock, start, header)
+    start = _at_least(source, start, header)
     lengths, frames = struct.unpack_from(f"<{count}Q", start, _COUNT.size), []
     _check_size(sum(lengths), largest)
     for length in lengths:
-        frames.append(_frame(sock, start[header : header + length], length))
+        frames.append(_frame(source, start[header : header + length], length))
         header += length
-    if isinstance(stream, Stream):
-        stream.rest = start[header:]
+    if isinstance(sock, Stream):
+        sock.rest = start[header:]
     return frames
 
 
 class Stream:
-    """A socket from which more may be read than one message has: the rest stays for the next one."""
+    """A socket whose reads may bring more than one message: the rest stays for the next one."""
 
     def __init__(self, sock: socket.socket):
         self._sock, self.rest = sock, b""
@@ -146,7 +146,7 @@ class Stream:
 class _Punctual:
     """A socket whose reads all end by one moment, however few bytes come at a time.
 
-    Whoever reads may have had no processor until then: what is there by that moment is still read.
+    The reader may have had no processor until then: bytes that are there by that moment are still read.
     """
 
     def __init__(self, sock: socket.socket, seconds: float):

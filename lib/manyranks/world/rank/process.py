@@ -1,4 +1,4 @@
-"""A rank's process: it joins the group, then runs what the kernel sends until the kernel is gone."""
+"""A rank's process: it joins the group, then runs what the notebook sends until the notebook is gone."""
 
 import contextlib
 import ctypes
@@ -30,7 +30,7 @@ from manyranks.world.rank.recording import Recording, record
 _CAUSES, _DEEP, _LONG = 3, 20, 20_000  # how much of an exception is shown
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _C = ctypes.CDLL(None)
-REPLY, SHOWN, ASKED = b"r", b"s", b"a"  # what a message to the kernel is
+REPLY, SHOWN, ASKED = b"r", b"s", b"a"  # what a message to the notebook is
 _FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expired wait would break gloo's pair for good
 
 
@@ -46,7 +46,7 @@ class Setup:
     folder: str
     environment: dict[str, str | None]  # what has changed since this process's environment was made
     confined: Confined | None = None
-    clock: float | None = None  # what the kernel's clock shows, where the rank may be on a machine with another one
+    clock: float | None = None  # what the notebook's clock shows, where the rank may be on a machine with another one
 
 
 @dataclass
@@ -64,7 +64,10 @@ class Failure:
 
 @dataclass
 class Reply:
-    """A rank's reply: how a run ended there. Where it ended well, the frames of its result follow in the message."""
+    """A rank's reply: how a run ended there. Where it ended well, the frames of its result follow in the message.
+
+    It has no tensor and no array, for it must pack into one frame.
+    """
 
     failure: Failure | None = None
     recording: Recording | None = None
@@ -74,14 +77,14 @@ class Reply:
     broken: bool = False
 
 
-def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
+def serve_notebook(recorder: Recorder, command: int, control: int, faults: int) -> int:
     """The whole life of a rank; returns its exit code."""
-    kernel, me = socket.socket(fileno=command), os.getpid()
+    notebook, me = socket.socket(fileno=command), os.getpid()
     sys.modules["__main__"] = types.ModuleType("__main__")  # where the variables of %%ranks cells live
     faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=False)
     die_with_the_parent()
-    setup = Setup(**messages.unpack(messages.receive(kernel)))
+    setup = messages.unpack(messages.receive(notebook))
     if setup.confined:
         confine(setup.confined, setup.size)
     if setup.clock is not None:
@@ -94,7 +97,7 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     def say(kind: bytes, frames: list) -> None:
         if os.getpid() == me:  # and not a fork that the reader's code made
             with one_at_a_time:
-                messages.send(kernel, [kind, *frames])
+                messages.send(notebook, [kind, *frames])
 
     def look_at(frame: types.FrameType) -> None:
         try:
@@ -109,16 +112,16 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
         if os.getpid() != me:
             return {} if what.files else "quit\n"
         say(ASKED, pack(what))
-        return messages.unpack(messages.receive(kernel))
+        return messages.unpack(messages.receive(notebook))
 
     shown.start(lambda what: say(SHOWN, pack(what)))
     if not setup.confined:
         debugger.start(ask)
     watch.before = wire.counters()
-    messages.send(kernel, [str(os.getpid()).encode()])
+    messages.send(notebook, [str(os.getpid()).encode()])
     while True:
         try:
-            task = messages.receive(kernel)
+            task = messages.receive(notebook)
         except (EOFError, OSError):
             return 0
         reply, result = _perform(task, recorder, running, pack)
@@ -159,7 +162,7 @@ def _store(setup: Setup) -> dist.Store:
 
 
 def _set_clock(now: float) -> None:
-    """Lets perf_counter show the kernel's time, late by as long as the message took: times of several machines in one plot."""
+    """Lets perf_counter show the notebook's time, late by as long as the message took: one plot has several machines' times."""
     own = time.perf_counter
     behind = now - own()
     time.perf_counter = lambda: own() + behind
@@ -171,11 +174,14 @@ def _perform(task: list, recorder: Recorder, running: threading.Event, pack: Cal
     shown.renew()
     try:
         running.set()
-        function, args, kwargs, wanted = messages.unpack(task)
+        function, args, kwargs, counts = messages.unpack(task)
         task.clear()  # what the function lets go of is nowhere else
         if function is not debugger.after:
             debugger.keep(None)
-        value, reply.recording = record(recorder, wanted, function, args, kwargs)
+        if counts is None:
+            value = function(*args, **kwargs)
+        else:
+            value, reply.recording = record(recorder, counts, function, args, kwargs)
         shown.flush_figures()
         result = _packed(value, pack)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the reader's code end the run, not the rank

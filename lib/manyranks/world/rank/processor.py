@@ -11,7 +11,7 @@ class Processor(NamedTuple):
     """Holds what Linux says about a process.
 
     state: of the main thread, "S" if it sleeps and "R" if it runs or is ready to
-    rests: how often the main thread has gone to sleep of its own accord
+    rests: how often the main thread has gone to sleep voluntarily
     ready: each other thread that is ready to run, and how often it has run
     delayed: seconds that a thread has waited for a processor, on average
     """

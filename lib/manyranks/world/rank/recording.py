@@ -25,17 +25,15 @@ class Recording:
     profile: Profile | None = None
 
 
-def wanted(flops: bool = False, memory: bool = False, profile: bool = False) -> frozenset[str]:
-    """The names of what is asked for. Raises ValueError for a profile together with what would show in it."""
+def checked_counts(flops: bool = False, memory: bool = False, profile: bool = False) -> frozenset[str]:
+    """The names of what is to be counted. Raises ValueError for a profile together with what would show in it."""
     if profile and (flops or memory):
         raise ValueError("profile=True with flops or memory: counting takes time, which would show; measure twice")
     return frozenset(name for name, on in (("flops", flops), ("memory", memory), ("profile", profile)) if on)
 
 
-def record(recorder: Recorder, counts: frozenset | None, function, args: tuple, kwargs: dict):
-    """Calls the function. Returns its result, and its Recording, None where counts is None. counts: as of wanted()."""
-    if counts is None:
-        return function(*args, **kwargs), None
+def record(recorder: Recorder, counts: frozenset, function, args: tuple, kwargs: dict):
+    """Calls the function. Returns its result, and its Recording. counts: what checked_counts() returns."""
     with contextlib.ExitStack() as modes:
         peak = modes.enter_context(memory.PeakBytes()) if "memory" in counts else None
         counter = modes.enter_context(flops.WorkCounter()) if "flops" in counts else None

@@ -84,7 +84,7 @@ def last_value(value) -> None:
 
 
 def bundle(value) -> dict[str, str]:
-    """The forms in which a notebook can show a value: its text, and what its methods or matplotlib make."""
+    """The forms that a notebook can show a value in: its text, and what its methods or matplotlib make."""
     found: dict[str, Any] = {"text/plain": _text_of(value)}
     if isinstance(value, type):
         return found

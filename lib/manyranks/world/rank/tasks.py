@@ -1,4 +1,4 @@
-"""The kernel's own work on ranks, besides the reader's functions: %%ranks cells, and get and set of their variables."""
+"""The notebook's own work on ranks, besides the reader's functions: %%ranks cells, and get and set of their variables."""
 
 import ast
 import inspect

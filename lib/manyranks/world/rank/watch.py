@@ -1,4 +1,4 @@
-"""A rank's second thread: it answers "where are you?" while the first one is stuck, and leaves when the kernel is gone.
+"""A rank's second thread: it answers "where are you?" while the first one is stuck, and leaves when the notebook is gone.
 
 An answer keeps the locals of the first thread's frames alive for a moment. PyTorch clones a gradient that it hands over just
 then, so the bytes that operators move may differ by one tensor from run to run: compare FLOPs, calls and payload instead.
@@ -21,7 +21,7 @@ from manyranks.measure.location import Place, idle, machinery, place_of, readers
 from manyranks.world.rank import debugger, messages, tasks
 from manyranks.world.rank.processor import Processor, processor
 
-BRIEFLY, DETAILS = b"?", b"!"  # what the kernel asks
+BRIEFLY, DETAILS = b"?", b"!"  # what the notebook asks
 DEBUG, NAMES = b"d", b"n"  # the first opens the debugger where the rank is; after the second comes what a name begins with
 _DEEP = 20  # frames
 _LOOKS = 3  # at most, at one moment
@@ -73,7 +73,7 @@ def _answer(
         try:
             question, number = messages.receive(control, messages.EXACTLY)
         except (EOFError, OSError):
-            os._exit(0)  # the kernel is gone; the main thread may be stuck in C++ for ever
+            os._exit(0)  # the notebook is gone; the main thread may be stuck in C++ for ever
         kind = question.tobytes()
         if kind == DEBUG and pack is messages.pack:
             threading.Thread(target=look_at, args=(sys._current_frames()[main],), daemon=True, name="debugger").start()

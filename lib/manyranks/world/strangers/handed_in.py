@@ -72,7 +72,7 @@ def _composed(name: str) -> str:
 def _one_each(found: list[Submission], folder: Path) -> Iterator[Submission]:
     """Leaves each student one notebook per exercise, and none where two students may be meant; refuses the others.
 
-    What is refused beside a notebook that counts costs nothing.
+    A file that is refused beside a notebook that counts costs nothing.
     """
     read, counts, lost = [one for one in found if not one.refused], set(), set()
     place = {one: (one.student, one.path.relative_to(folder).parts[0]) for one in found}

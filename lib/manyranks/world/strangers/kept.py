@@ -83,7 +83,7 @@ def answering(given: Sequence[Any], folder: str, there: str) -> Iterator[list[An
 def _pipe(folder: str) -> FileIO:
     """Makes a pipe with a name that nobody knows before. Raises ValueError where others take it away again and again.
 
-    Whoever else may write in the folder can put no other file there that is opened here.
+    Others who may write in the folder can't put another file there that is opened here.
     """
     never_waits = os.O_NONBLOCK | os.O_NOFOLLOW
     for _ in range(_TRIES):

@@ -22,7 +22,7 @@ from manyranks.world.strangers.trouble import printable
 MOST, MOST_FILES = 64 * 2**20, 1500  # bytes, files and folders that ranks may leave there
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
-SECONDS, _MEMORY, _FILE = 30, 2**30, 2**40  # to read one, in a process of its own; bytes; of a file: the gradebook is large
+SECONDS, _MEMORY, _FILE = 30, 2**30, 2**40  # to read one, in a new process; bytes; of a file: the gradebook is large
 _FORK, _LETTERS = multiprocessing.get_context("fork"), 2_000  # of what is wrong with it
 TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
 _LOGGED = 10_000  # letters of a message in a log
@@ -35,7 +35,7 @@ _TRIES, _MOMENT = 5, 0.2  # how often it is removed; seconds
 
 
 def remove(folder: str) -> None:
-    """Removes it, also where there is a folder in it that nobody can list."""
+    """Removes it, even with a folder in it that nobody can list."""
     for _ in range(_TRIES):
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
             with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ def refused(folder: Path) -> str:
 
 
 def within_limits(read: Callable[[], None]) -> None:
-    """Calls it in a process of its own, with limits on time and memory. Raises ValueError where that fails, or ends there."""
+    """Calls it in a new process, with limits on time and memory. Raises ValueError where that fails, or ends there."""
     ours, theirs = _FORK.Pipe(duplex=False)
     child = _FORK.Process(target=_told, args=(theirs, read))
     child.start()

@@ -11,7 +11,7 @@ from manyranks.measure.operators import POINT_TO_POINT
 from manyranks.world import cells
 from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
 
-Notes = dict[int, list[Entry]]  # rank -> its messages, in the order in which they were started
+Notes = dict[int, list[Entry]]  # rank -> its messages, in the order they were started in
 
 _SHOWN_LINES, _LONG = 12, 600
 _LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
@@ -90,16 +90,13 @@ def late(error: RankHung) -> bool:
     return f"{error}".startswith(_LATE)
 
 
-def clash(notes: Notes, also_smaller: bool = False) -> tuple[str, str] | None:
-    """The earliest message that is larger than the room its receiver made for it, and a hint.
-
-    also_smaller: also one that fills only a part, of which gloo says nothing.
-    """
+def clash(notes: Notes) -> tuple[str, str] | None:
+    """The earliest message that is larger than the room its receiver made for it, and a hint."""
     sends, receives = _by_pair(notes, "send"), _by_pair(notes, "recv")
     met = [(k, pair) for pair in sends for k in range(min(len(sends[pair]), len(receives[pair])))]
     for number, who in sorted(met):
         sent, room = sends[who][number], receives[who][number]
-        if sent.bytes > room.bytes or (also_smaller and sent.bytes < room.bytes):
+        if sent.bytes > room.bytes:
             return _clash(who, sent, room)
     return None
 
@@ -204,7 +201,7 @@ def _hang(error: RankHung, notes: Notes) -> Trouble:
 
 
 def _why(states: dict[int, str], notes: Notes) -> str:
-    """Says why a collective in which ranks wait does not end, as far as that is known."""
+    """Says why a collective that ranks wait in does not end, as far as that is known."""
     waits = [found["op"] for state in states.values() if (found := _WAITED.match(state))]
     if set(waits) <= set(POINT_TO_POINT):
         return ""
