@@ -4,6 +4,7 @@ import re
 import sys
 from importlib import import_module
 
+import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -35,6 +36,31 @@ LINKS = [
 @pytest.mark.parametrize(("written", "wanted"), LINKS)
 def test_a_link_to_a_section_has_the_site_s_form(build, written, wanted):
     assert build.with_slugs(written) == wanted
+
+
+def text_of(path, build) -> str:
+    """A page's Markdown without its code, with links in the site's form."""
+    if path.suffix == ".ipynb":
+        text = "\n\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+        return build.with_slugs(re.sub(r"```.*?```", "", text, flags=re.S))
+    return re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+
+
+def test_a_link_to_a_section_leads_there(build):
+    paths = [path for pattern in ("*.md", *build.NOTEBOOKS) for path in ROOT.glob(pattern)]
+    texts = {path.resolve(): text_of(path, build) for path in paths}
+    sections = {
+        path: {re.sub(r"[^-_\w]", "", title.lower().replace(" ", "-")) for title in re.findall(r"^#+ (.+?) *$", text, re.M)}
+        for path, text in texts.items()
+    }
+    wrong = [
+        f"{path.relative_to(ROOT)}: {page}#{section}"
+        for path, text in texts.items()
+        for page, section in re.findall(r"\]\(((?!\w+:)[^)#\s]*)#([^)\s]+)\)", text)
+        if section not in sections[(path.parent / page).resolve() if page else path]
+    ]
+    assert len(sections) > 40
+    assert wrong == []
 
 
 def test_a_link_that_leads_nowhere_is_found(build, tmp_path):
