@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test test-all test-strict test-gpu labs lint types pyodide notebooks exercises gallery bench site wheel clean
+.PHONY: lab venv test test-all test-strict test-gpu labs lint types pyodide notebooks exercises gallery bench site site-test wheel clean
 
 FIRST := notebooks/00_start_here.ipynb
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
@@ -63,14 +63,18 @@ bench: $(VENV)/.installed-bench ## speed, side by side with what a reader would 
 	$(PIP) install --no-deps --target $(VENV)/peers --upgrade jupyter-distributed==0.1.1 # apart: it'd restart every kernel here
 	$(BIN)/python -m benchmarks
 
-site: $(VENV)/.installed-site ## chapters, exercises and the library's reference as static pages, in site/
-	$(BIN)/python docs/build.py
+SITE := .venv-site
+site: $(SITE)/.installed ## chapters, exercises, guides and the library's reference as static pages, in site/
+	$(SITE)/bin/python docs/build.py
+
+site-test: site $(VENV)/.installed-test ## builds the site and opens every page, on a phone and on a laptop; needs Chromium
+	$(BIN)/python -m tests.browser.pages
 
 wheel: $(VENV)/.installed-test ## dist/manyranks-….whl, the library without the course
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(SITE)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	sh install.sh grade
@@ -78,4 +82,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt
 	sh install.sh $*
+	touch $@
+
+$(SITE)/.installed: docs/requirements.txt
+	VENV=$(SITE) sh install.sh docs/requirements.txt
 	touch $@

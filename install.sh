@@ -1,5 +1,6 @@
 #!/bin/sh
 # Installs the course into a virtual environment: sh install.sh [EXTRA of pyproject.toml]. `make lab` and `make test` call it.
+# sh install.sh FILE.txt installs what that file lists, without the course, as `make site` does.
 #   PYTHON       the interpreter; without it, the first on the PATH that runs and is recent enough
 #   VENV         the virtual environment's folder, .venv unless you say otherwise
 #   TORCH        another PyTorch than the course's, such as 2.15.0
@@ -37,6 +38,7 @@ find_python() {
     stop "found no Python 3.11 to 3.14 that runs. Install one (Debian, Ubuntu: apt install python3 python3-venv), or name yours with PYTHON=/path/to/python"
 }
 
+case $extra in *.txt) list=$extra ;; *) list= ;; esac
 extras=$(sed -n '/^\[project.optional-dependencies\]/,/^\[tool/s/^\([a-z]*\) = \[.*/\1/p' pyproject.toml)
 case "
 $extras
@@ -44,7 +46,7 @@ $extras
 *"
 $extra
 "*) ;;
-*) stop "pyproject.toml has no extra '$extra': use one of $(echo $extras | sed 's/ /, /g')" ;;
+*) [ -n "$list" ] || stop "pyproject.toml has no extra '$extra': use one of $(echo $extras | sed 's/ /, /g')" ;;
 esac
 
 # 1. A virtual environment
@@ -66,7 +68,7 @@ if [ -n "${TORCH:-}" ]; then # it decides which Triton goes with it
     constraints=$venv/constraints.txt
     sed -e "s/^torch==.*/torch==$TORCH/" -e '/^triton==/d' constraints.txt >"$constraints"
 fi
-if ! "$venv/bin/python" -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
+if [ -z "$list" ] && ! "$venv/bin/python" -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
     size="about 0.5 GB"
     if [ -z "${TORCH_INDEX:-}${UV_TORCH_BACKEND:-}" ] && [ "$(uname -s)" = Linux ]; then
         size="about 3 GB, because PyTorch brings CUDA, and fills 6 GB of disk (README.md says how to get a smaller one)"
@@ -78,6 +80,11 @@ if [ -n "$uv" ]; then
 else
     set -- "$venv/bin/python" -m pip --disable-pip-version-check install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
 fi
-"$@" --constraint "$constraints" --editable ".[$extra]" ||
+if [ -n "$list" ]; then
+    set -- "$@" --requirement "$list"
+else
+    set -- "$@" --constraint "$constraints" --editable ".[$extra]"
+fi
+"$@" ||
     stop "the installation failed, and the lines above say why. If they mention a connection, this machine can't reach the package index: check its network or set HTTPS_PROXY, and run this again"
 echo "Installed into $venv."

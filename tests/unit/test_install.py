@@ -111,6 +111,17 @@ def test_another_pytorch_brings_its_own_triton(machine):
     assert {line.partition("==")[0] for line in set(pinned) - set(lines)} == {"torch", "triton"}
 
 
+def test_the_site_s_packages_go_into_an_environment_of_their_own(machine):
+    program(machine.bin / "python3", PYTHON)
+    (machine.course / "docs").mkdir()
+    (machine.course / "docs" / "requirements.txt").touch()
+    ran = machine.install("make", ".venv-site/.installed")
+    assert ran.returncode == 0, ran.stderr
+    assert machine.requests() == [f"{PIP} --requirement docs/requirements.txt"]
+    assert not (machine.course / ".venv").exists()
+    assert "downloads" not in ran.stdout  # there's no PyTorch in it
+
+
 CASES = {
     "no Python": ({}, {}, "found no Python 3.11 to 3.14 that runs"),
     "only a shim": ({"python3.11": SHIM}, {}, "found no Python 3.11 to 3.14 that runs"),

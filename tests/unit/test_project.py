@@ -104,6 +104,7 @@ def test_continuous_integration_runs_make_test():
         "make types",
         "make test",
         "make labs",
+        "make site-test",
     ]
 
 

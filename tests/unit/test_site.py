@@ -1,7 +1,8 @@
-"""The site: links keep their form, and one that leads nowhere is found. `make site` builds all of it and checks the same."""
+"""What docs/ makes for Sphinx, and its check of links. `make site-test` builds the whole site and opens every page."""
 
-import importlib.util
 import re
+import sys
+from importlib import import_module
 
 import nbformat
 import pytest
@@ -9,83 +10,136 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from tests.conftest import ROOT
 
-SPEC = importlib.util.spec_from_file_location("build", ROOT / "docs" / "build.py")
+PAGES = sorted((ROOT / "docs" / "pages").glob("*.md"))
 
 
 @pytest.fixture(scope="module")
 def build():
-    SPEC.loader.exec_module(module := importlib.util.module_from_spec(SPEC))
-    return module
+    sys.path.insert(0, str(ROOT / "docs"))
+    yield import_module("build")
+    sys.path.remove(str(ROOT / "docs"))
 
 
-def test_links_to_sources_lead_to_pages_and_others_stay(build):
-    text = (
-        '<a href="../a/b.ipynb#part">x</a> <a href="c.md">x</a> <a href="https://example.com/d.md">x</a> <a href="#e.md">x</a>'
-    )
-    wanted = (
-        '<a href="../a/b.html#part">x</a> <a href="c.html">x</a> <a href="https://example.com/d.md">x</a> <a href="#e.md">x</a>'
-    )
-    assert build._local(text) == wanted
+@pytest.fixture(scope="module")
+def reference(build):
+    return import_module("reference")
+
+
+LINKS = [
+    ("[x](#Spot-the-error)", "[x](#spot-the-error)"),
+    ("[x](lab/01.ipynb#PyTorch,-side-by-side)", "[x](lab/01.ipynb#pytorch-side-by-side)"),
+    ("[x](a.ipynb#What's-57-%25?) [y](#B)", "[x](a.ipynb#whats-57-) [y](#b)"),
+    ("[x](https://example.com/a#B) `f(#C)`", "[x](https://example.com/a#B) `f(#C)`"),
+]
+
+
+@pytest.mark.parametrize(("written", "wanted"), LINKS)
+def test_a_link_to_a_section_has_the_site_s_form(build, written, wanted):
+    assert build.with_slugs(written) == wanted
+
+
+def text_of(path, build) -> str:
+    """A page's Markdown without its code, with links in the site's form."""
+    if path.suffix == ".ipynb":
+        text = "\n\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+        return build.with_slugs(re.sub(r"```.*?```", "", text, flags=re.S))
+    return re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+
+
+def test_a_link_to_a_section_leads_there(build):
+    paths = [path for pattern in ("*.md", *build.NOTEBOOKS) for path in ROOT.glob(pattern)]
+    texts = {path.resolve(): text_of(path, build) for path in paths}
+    sections = {
+        path: {re.sub(r"[^-_\w]", "", title.lower().replace(" ", "-")) for title in re.findall(r"^#+ (.+?) *$", text, re.M)}
+        for path, text in texts.items()
+    }
+    wrong = [
+        f"{path.relative_to(ROOT)}: {page}#{section}"
+        for path, text in texts.items()
+        for page, section in re.findall(r"\]\(((?!\w+:)[^)#\s]*)#([^)\s]+)\)", text)
+        if section not in sections[(path.parent / page).resolve() if page else path]
+    ]
+    assert len(sections) > 40
+    assert wrong == []
 
 
 def test_a_link_that_leads_nowhere_is_found(build, tmp_path):
     (tmp_path / "a.html").write_text(
         '<h1 id="part"></h1><a href="b.html#there"></a><a href="b.html#gone"></a><a href="c.html">'
     )
-    (tmp_path / "b.html").write_text('<h1 id="there"></h1><a href="a.html"></a><a href="#_private"></a><img src="none.png">')
+    (tmp_path / "b.html").write_text(
+        '<h1 id="there"></h1><a class="x" href="a.html?v=1#part"></a><img src="none.png"><p>href="x"</p>'
+    )
+    (tmp_path / "404.html").write_text('<a href="/a.html"></a>')
     assert sorted(build.broken(tmp_path)) == ["a.html: b.html#gone", "a.html: c.html", "b.html: none.png"]
 
 
-def test_a_chapter_s_page_is_made_and_its_links_are_pages(build):
-    page = build._notebook(ROOT / "notebooks" / "glossary.ipynb")
-    assert 'href="10_nd_parallel.html"' in page
-    assert ".ipynb" not in page
-
-
 HIDDEN = [
-    ({}, None),
-    ({"jupyter": {"source_hidden": True}, "tags": ["answer"]}, "Show the answer"),
-    ({"jupyter": {"source_hidden": True}}, "Show the code"),
-    ({"jupyter": {"outputs_hidden": True}}, "Show the output"),
+    ({}, [], None),
+    ({"jupyter": {"source_hidden": True}, "tags": ["answer"]}, ["answer", "hide-input"], "Show the answer"),
+    ({"jupyter": {"source_hidden": True}}, ["hide-input"], "Show the code"),
+    ({"jupyter": {"outputs_hidden": True}}, ["hide-output"], "Show the output"),
+    ({"jupyter": {"source_hidden": True, "outputs_hidden": True}}, ["hide-input", "hide-output"], "Show the {type}"),
 ]
 
 
-@pytest.mark.parametrize(("metadata", "summary"), HIDDEN, ids=[f"{summary}" for _, summary in HIDDEN])
-def test_what_a_notebook_hides_opens_on_a_click(build, tmp_path, metadata, summary):
-    cell = new_code_cell("SOURCE", metadata=metadata, outputs=[new_output("stream", text="PRINTED")])
-    nbformat.write(new_notebook(cells=[cell]), tmp_path / "a.ipynb")
-    page = build._notebook(tmp_path / "a.ipynb").partition("<main>")[2]
-    folded = re.findall(r"<details><summary>(.+?)</summary>(.+?)</details>", page, re.S)
-    assert [title for title, _ in folded] == ([summary] if summary else [])
-    assert [("SOURCE" in text, "PRINTED" in text) for _, text in folded] == (
-        [(summary != "Show the output", summary == "Show the output")] if summary else []
+@pytest.mark.parametrize(("metadata", "tags", "says"), HIDDEN, ids=[f"{says}" for *_, says in HIDDEN])
+def test_what_a_notebook_hides_opens_on_a_click(build, metadata, tags, says):
+    (cell,) = build.notebook(new_notebook(cells=[new_code_cell(metadata=metadata)]))["cells"]
+    assert cell["metadata"]["tags"] == tags
+    assert cell["metadata"].get("mystnb", {}).get("code_prompt_show") == says
+
+
+def test_what_needs_a_kernel_or_the_site_has_itself_is_gone(build):
+    outputs = [
+        new_output("display_data", {"image/png": "…"}),
+        new_output("display_data", {"text/html": '<p class="manyranks-note">Run this cell to get the controls.</p>'}),
+        new_output("display_data", {"application/vnd.jupyter.widget-view+json": {}}),
+    ]
+    cells = [new_markdown_cell("← Contents →", id="navigation-top"), new_code_cell(outputs=outputs)]
+    (cell,) = build.notebook(new_notebook(cells=cells))["cells"]
+    assert cell["outputs"] == outputs[:1]
+
+
+def test_every_page_of_the_repository_is_in_the_index():
+    listed = (ROOT / "docs" / "pages" / "index.md").read_text()
+    pages = [*ROOT.glob("*.md"), *PAGES, *(ROOT / "notebooks").glob("[a-z]*.ipynb")]
+    assert {page.stem for page in pages if page.stem not in listed} == {"index"}
+
+
+INCLUDED = [(path, part) for path in PAGES for part in path.read_text().split("{include} README.md")[1:]]
+
+
+@pytest.mark.parametrize(("path", "part"), INCLUDED, ids=[path.stem for path, _ in INCLUDED])
+def test_what_a_page_takes_from_the_readme_is_there(path, part):
+    begins, ends = (re.search(rf':{word}: "(.+)"', part)[1] for word in ("start-after", "end-before"))
+    _, there, rest = (ROOT / "README.md").read_text().partition(begins)
+    assert there
+    assert ends in rest
+
+
+def test_every_public_name_is_in_the_reference(reference, tmp_path):
+    reference.write(tmp_path)
+    for package in reference.PACKAGES:
+        page = (tmp_path / f"manyranks.{package}.md").read_text()
+        names = [name for name, home in reference.exported(f"manyranks.{package}").items() if not home.endswith(f".{name}")]
+        assert [name for name in names if not re.search(rf"\{{py:(class|function|data)}} {name}\b", page)] == []
+
+
+def test_an_entry_has_the_signature_as_written_and_types_with_all_dots(reference):
+    page = "\n".join(reference._page("manyranks.theory"))
+    link = "{py:class} Link(name: str, latency: float, bandwidth: float"
+    assert f"{link}" in page
+    assert "(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int=2" in page
+    assert "host: float = 32e9" in page
+    assert "-> manyranks.theory.step.StepTime" in page
+
+
+def test_an_argument_s_line_begins_an_item(reference):
+    said = reference._text(
+        "Adds.\n\na, **kwargs: as <torch>\n    takes them\nb: more\nRaises ValueError.\n\n    code: it stays"
     )
-    assert page.count("SOURCE") == page.count("PRINTED") == 1
-
-
-def test_a_lab_is_listed_under_its_lesson(build, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "ROOT", tmp_path)
-    (tmp_path / "notebooks" / "lab").mkdir(parents=True)
-    paths = [tmp_path / "notebooks" / name for name in ("03_zero.ipynb", "04_more.ipynb", "lab/03_zero.ipynb")]
-    for path in paths:
-        cells = [new_markdown_cell("[Contents](glossary.ipynb)"), new_markdown_cell(f"# {path.parent.name} {path.stem}")]
-        nbformat.write(new_notebook(cells=cells), path)
     assert (
-        build._index(paths)
-        .partition("<ul>")[2]
-        .startswith(
-            '<li><a href="notebooks/03_zero.html">notebooks 03_zero</a>'
-            '<ul><li><a href="notebooks/lab/03_zero.html">lab 03_zero</a></li></ul></li>'
-            '<li><a href="notebooks/04_more.html">notebooks 04_more</a></li></ul>'
-        )
+        said
+        == "Adds.\n\n\n- `a, **kwargs`: as \\<torch>\n  takes them\n- `b`: more\n\nRaises ValueError.\n\n    code: it stays"
     )
-
-
-def test_a_link_to_a_section_of_another_page_leads_there(build, tmp_path):
-    for name in build.PAGES:
-        build._write(tmp_path, ROOT / name, build._page(name))
-    assert [link for link in build.broken(tmp_path) if "#" in link] == []
-
-
-def test_every_page_of_the_repository_is_on_the_site(build):
-    assert {path.name for path in ROOT.glob("*.md")} == set(build.PAGES)
