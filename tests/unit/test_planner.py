@@ -321,6 +321,13 @@ def test_values_that_no_plan_here_can_have_give_an_empty_list(choices):
     assert planner.search(SMALL, H100, **{"gpus": 8, "seq": 1024, "batch": 8, "virtual": 1} | choices) == []
 
 
+@pytest.mark.parametrize("fixed", [{"schedule": "zb-h1"}, {"virtual": 2}, {"schedule": "1f1b", "virtual": 1}])
+def test_a_fixed_schedule_is_that_of_every_plan(fixed):
+    found = planner.search(SMALL, H100, gpus=8, seq=1024, batch=16, **fixed)
+    assert found
+    assert {tuple(getattr(one.plan, name) for name in fixed) for one in found} == {tuple(fixed.values())}
+
+
 def test_a_model_that_does_not_fit_gives_an_empty_list():
     assert planner.search(LLAMA, H100, gpus=8, batch=8, seq=8192) == []
 

@@ -174,7 +174,7 @@ def shown(value: Fact) -> str:
 def size(n: int) -> str:
     """Writes bytes: 3500000 -> "3.5 MB"; three digits, and exact bytes below 1 kB."""
     for unit, name in _UNITS:
-        if n >= unit:
+        if n >= unit * 0.9995:  # it would round to 1,000 of the next
             return f"{n / unit:.3g} {name}"
     return f"{n} bytes"
 

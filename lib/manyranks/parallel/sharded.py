@@ -67,7 +67,7 @@ class Sharded(nn.Module):
                 "with all shards, and how many ranks hold each"
             )
         shards = [shard for unit in self.units for shard in unit.shards]
-        return sharding.clip_grad_norm(shards, most, self.group)
+        return sharding.clip_grad_norm(shards, most, self.units[0].group)
 
     def _apply(self, fn, recurse: bool = True):
         """Raises ValueError where .to(), .half() or .cuda() would change the shards."""

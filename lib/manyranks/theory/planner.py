@@ -20,11 +20,11 @@ from manyranks.theory.published.error_bars import confidence, of_plan
 from manyranks.theory.stacks import STACKS, Stack
 from manyranks.theory.step import StepTime
 
-# What is tried; a keyword of `search` fixes a field or gives other values. ZeRO-0 is ZeRO-1 with more memory, GPipe is 1F1B
-# with more.
-# Tried where the stack ships them; the last where there are experts: it pays twice for parameters to hide their traffic.
+# What is tried; a keyword of `search` fixes a field or gives other values.
+# GPipe is 1F1B with more memory. Tried where the stack ships them; the last where there are experts: it pays twice for
+# parameters to hide their traffic.
 TRIED_SCHEDULES = ("1f1b", "zb-h1", "zb-v", "dualpipe")
-ZERO = (1, 2, 3)
+ZERO = (1, 2, 3)  # ZeRO-0 is ZeRO-1 with more memory
 MICROBATCHES = (1, 2, 4, 8)
 VIRTUAL = (1, 2, 3, 4, 6, 8)
 SMALLEST_SHARD = 1024  # tokens of a sequence that a context-parallel rank keeps at least, where it has so many
@@ -374,8 +374,10 @@ def _cuts(shape: ModelShape, tp: int, tried: dict[str, tuple]) -> list[int | Non
 
 def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple], stack: Stack) -> Iterator[tuple[str, int]]:
     """Schedules that a stack ships, and stages a rank, that a pipeline of pp ranks can have with m micro-batches."""
+    given, alone = tried.get("schedule", ("1f1b",)), 1 in tried.get("virtual", (1,))
     if pp == 1:
-        yield "1f1b", 1
+        if "1f1b" in given and alone:
+            yield "1f1b", 1
         return
     slots = _slots(shape, tried)
     known = [name for name in TRIED_SCHEDULES if name in stack.schedules and (shape.experts or name != "dualpipe")]
@@ -385,7 +387,7 @@ def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple], stac
             for virtual in tried.get("virtual", VIRTUAL):
                 if pp * virtual <= slots:
                     yield schedule, virtual
-        elif m >= pipeline.fewest(schedule, pp) and stages_passed(schedule, pp, 1) <= slots:
+        elif alone and m >= pipeline.fewest(schedule, pp) and stages_passed(schedule, pp, 1) <= slots:
             yield schedule, 1
 
 

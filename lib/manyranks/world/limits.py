@@ -41,7 +41,7 @@ def checked_choice(name: str, value, allowed: tuple[str, ...]) -> str:
 
 
 def resolved_backend(backend: str, size: int) -> str:
-    """|"gloo" or "nccl". "auto" takes NCCL where there is a GPU for every rank.
+    """The backend, "gloo" or "nccl". "auto" takes NCCL where there is a GPU for every rank.
 
     Raises ValueError where NCCL is asked for and there are too few GPUs.
     """
