@@ -77,10 +77,13 @@ def gap(model: nn.Module, alone: nn.Module, stages: dict[int, nn.Module]) -> flo
     return max(gaps)
 
 
-def trained(schedule, rows: int, steps: int = 2, **options) -> tuple[float, float]:
-    """Steps whose gradients add up: the gap to one process with the whole batches; the first loss and this rank's part."""
+def trained(schedule, rows: int, steps: int = 2, ties: bool = True, **options) -> tuple[float, float]:
+    """Steps whose gradients add up: the gap to one process with the whole batches; the first loss and this rank's part.
+
+    ties: whether each step sums what several stages share; else it's summed once, after all of them.
+    """
     model, alone = gpt(**options), gpt(**options)
-    pipeline = Pipeline(own_stages(model, schedule, dist.get_rank()), schedule, loss=loss)
+    pipeline = Pipeline(own_stages(model, schedule, dist.get_rank()), schedule, loss=loss, ties=ties)
     left = []
     for step in range(steps):
         inputs, targets = tokens(rows, step)
@@ -89,6 +92,8 @@ def trained(schedule, rows: int, steps: int = 2, **options) -> tuple[float, floa
         whole.backward()
         assert losses is None or schedule.stages - 1 in pipeline.stages
         left.append((whole.item(), 0.0 if losses is None else losses.sum().item()))
+    if not ties:
+        pipeline.tie()
     return gap(model, alone, pipeline.stages), left[0]
 
 
@@ -268,6 +273,11 @@ def test_a_tied_embedding_is_swapped_once_a_step_unless_its_stages_share_a_rank(
     sent = [[c.peer for c in measured.calls[r] if c.op == "send" and c.bytes == size] for r in range(3)]
     assert sent == ([[], [], []] if name == "zb-v" else [[2, 2], [], [0, 0]])
     assert worst(measured.results) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["gpipe", "dualpipe-v"])
+def test_what_stages_share_may_be_summed_once_after_several_steps(sizes, name):
+    assert worst(sizes[3].run(trained, SCHEDULES[name](3, 6), 6, steps=3, ties=False)) < 1e-12
 
 
 class Marked(nn.Module):

@@ -25,17 +25,16 @@ class Times(NamedTuple):
 
 
 def times(plan: Plan) -> Times:
-    """ZeRO-0 and ZeRO-1 reduce once a step; from ZeRO-2 on each micro-batch's gradients are reduced, but once a step under
-    ZeRO-3 with a pipeline, where the stack sums them first (Stack.reduce_once); ZeRO-3 gathers the parameters
-    of each unit before its forward and, where they were freed, before its backward.
+    """ZeRO-0 and ZeRO-1 reduce once a step; from ZeRO-2 on each micro-batch's gradients are reduced, but once a step with a
+    pipeline, where the stack sums them first (Stack.reduce_once); ZeRO-3 gathers the parameters of each unit before its forward and, where they were freed, before its backward.
 
     With a pipeline, units that are not freed after forward stay for the whole step (Llama 3, arXiv 2407.21783, section 3.3.2).
     Source: arXiv 1910.02054, sections 5 and 7; PyTorch FSDP, arXiv 2304.11277, section 3.
     """
     m = plan.microbatches
+    reduces = 1 if plan.zero < 2 or (plan.pp > 1 and plan.framework.reduce_once) else m
     if plan.zero < 3:
-        return Times(m if plan.zero == 2 else 1, min(plan.zero, 1), 0)
-    reduces = 1 if plan.pp > 1 and plan.framework.reduce_once else m
+        return Times(reduces, min(plan.zero, 1), 0)
     if plan.reshard_after_forward:
         return Times(reduces, m, m)
     return Times(reduces, m if plan.pp == 1 else 1, 0)

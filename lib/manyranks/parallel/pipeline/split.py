@@ -199,6 +199,7 @@ class Tied:
         ]
         self._everyone = members(group)
         self._shared_by: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        self._summed = False
         placed = {
             p: sorted({r for s in of for r in schedule.ranks_of(s)})
             for p, of in self.shared
@@ -208,11 +209,12 @@ class Tied:
                 self._shared_by.setdefault(tuple(ranks), []).append(parameter)
 
     def begin(self) -> None:
-        """Begins a step: gradients of earlier steps, already summed, count once."""
-        for ranks, parameters in self._shared_by.items():
+        """Begins a step: gradients of earlier ones count once, if finish() summed them."""
+        for ranks, parameters in self._shared_by.items() if self._summed else ():
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad /= len(ranks)
+        self._summed = False
 
     def finish(self) -> None:
         """Ends a step: each gradient becomes the sum of the ranks', in their order."""
@@ -225,6 +227,7 @@ class Tied:
             sums = sum(parts[1:], start=parts[0]).split([grad.numel() for grad in grads])
             for grad, total in zip(grads, sums, strict=True):
                 grad.copy_(total.view_as(grad))
+        self._summed = True
 
     def _swapped(self, own: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """The rows of all these ranks, in their order."""
