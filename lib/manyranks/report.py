@@ -1,4 +1,4 @@
-"""The report of a check: a line for each thing that was checked, its hint, and the points. Shown, and read by nbgrader."""
+"""The report of a check, for learners and nbgrader: a line with its hint for each thing checked, and the points."""
 
 import html
 import re

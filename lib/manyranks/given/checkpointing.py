@@ -96,7 +96,7 @@ def step(
 ) -> dict:
     """Runs forward, and backward onto gradients that are there. Notes what comes out, what runs and is sent, what is held.
 
-    unit: bytes to weigh in, so that random states make no difference; lets_go: whether what backward leaves counts.
+    unit: bytes to round up to, so that random states make no difference; lets_go: whether what backward leaves counts.
     """
     for leaf in leaves.values():
         leaf.grad = torch.ones_like(leaf) if leaf.requires_grad else None

@@ -222,7 +222,7 @@ def cases_of_mlp(n: int) -> tuple[Case, ...]:
 
 
 def of_mlp(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeMLP], Tensor, Tensor]:
-    """Makes a whole MLP in which the units of other ranks are other numbers, so that nobody computes their share."""
+    """Makes a whole MLP with wrong numbers in other ranks' units, so that no rank can compute their share."""
     number, r = case.at(rank, n)
     x, up = (normal((_S, B, _H), seed, number, what) for what in ("x", "up"))
     whole_ = made(WholeMLP, (_H, UNITS * case.t), seed, number)
@@ -245,7 +245,7 @@ def cases_of_attention(n: int) -> tuple[Case, ...]:
 
 
 def of_attention(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeAttention], Tensor, Tensor, Tensor]:
-    """Makes a whole attention in which the heads that this rank doesn't use are other numbers."""
+    """Makes a whole attention with wrong numbers in the heads that this rank doesn't use."""
     number, r = case.at(rank, n)
     x, memory, up = (normal((k, B, _H), seed, number, i) for i, k in enumerate((_S, _T, _S)))
     whole_ = made(WholeAttention, (_H, _D, *case.heads), seed, number)

@@ -6,8 +6,8 @@ Who judges what, in which process:
 - To learn, the notebook's process judges. It makes what each rank gets (`Task.make`); ranks run the task's script with the
   answer (`trial.run_script`); what they return is compared with records that the library has (data/).
 - For points that count, `apart.Judge` runs solutions/ with a seed that nobody has seen; it never reads a submission. A process
-  for each submission (`apart._Court`) does, and asks it what is right. That one takes the notebook and what comes from ranks as
-  data, and runs no line of a learner's: cells and answers run on its confined ranks (`absent`).
+  for each submission (`apart._Court`) does, and asks the Judge what is right. It takes the notebook and what comes from
+  ranks as data, and runs no line of a learner's: cells and answers run on its confined ranks (`absent`).
 
 A rank may know the script, the answer, the library, and what it gets itself. It may not know the seed, what other ranks get,
 what is right, or the judge's records: no frame, closure, module or file there has them. So `make` and `then` run where the

@@ -52,14 +52,14 @@ class Task:
     judges: what it is judged by, the values first
     cases: what it runs in, on worlds of the sizes in `worlds`
     make: what a rank gets in a case, made by who judges, so that nothing on a rank says what is right; else the case itself
-    more: draws cases for the judge where these are the same for all, which run first: a table of these is no way to any points
+    more: draws cases for the judge where `cases` are the same for all; they run first: a table of `cases` earns nothing
     then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on another rank
     part: whether cases that ended well count where a later one did not
     allowed: what may be called of what is ready-made
     advice: on what Python and torch say of wrong answers
     common: advice of the exercise, asked after the task's own
     unexplained: for values that no known mistake explains
-    seed: of the scripts' numbers; who makes records of their own takes another one
+    seed: of the scripts' numbers; code that makes its own records takes another one
     """
 
     exercise: str

@@ -87,7 +87,7 @@ def graded(
 
 
 def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
-    """The submission with the release's checks for its own, in the last place if it has several; others come last."""
+    """The submission with the release's checks in place of its own (the last, if it has several); others come last."""
     theirs = {cell.metadata.nbgrader.grade_id: cell for cell in release.cells if is_check(cell)}
     cells = []
     for cell in reversed(submission.cells):

@@ -271,7 +271,7 @@ plan = Task(
 
 
 def _clusters(kind: str) -> dict:
-    """Makes one case of all clusters of a kind. The judge asks about others: who knows only the first has no points."""
+    """Makes one case of all clusters of a kind. The judge asks about others: knowing only the first earns no points."""
 
     def exam(case: str, rank: int, n: int, seed: int) -> Exam:
         questions = {}

@@ -61,7 +61,7 @@ class Again(NamedTuple):
 
 @dataclass
 class Terms:
-    """The terms on which answers run: a learner's own without fences and without end, those of a submission as apart says.
+    """The terms on which answers run: in a learner's notebook without fences or an end; for a submission as apart says.
 
     confined: the fences around ranks
     left: seconds that a submission's code may still take in all
@@ -84,7 +84,7 @@ class Terms:
         return round(min(most, max(_LEAST_SECONDS, self.left)), 1)
 
     def spend(self, world: World, free: float = 0.0) -> float:
-        """Returns the seconds that the last run took, which the submission has no more, but for those that are free."""
+        """Charges the submission for the last run, but for seconds that are free. Returns all seconds that it took."""
         self.left -= max(0.0, world.took - free)
         return world.took
 
@@ -130,9 +130,9 @@ class Seen:
 class Job(NamedTuple):
     """The job of a rank.
 
-    given: to it, which takes it out
+    given: a list of what the rank gets alone; the script empties it
     allowed: what may be called of what is ready-made
-    word: that nobody has seen
+    word: random letters that no learner has seen
     """
 
     run: Run

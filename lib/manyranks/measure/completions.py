@@ -92,7 +92,7 @@ class Followers:
         return following
 
     def wait(self, work: dist.Work, *args, **kwargs) -> bool:
-        """Waits for a Work. One of `follow` knows no timeout, so the thread's end is waited for instead, as long as given."""
+        """Waits for a Work. One of `follow` knows no timeout: its thread is waited for instead, that long at most."""
         timeout: timedelta = args[0] if args else kwargs.get("timeout", timedelta())
         if timeout and (ended := self._ended.get(work)):
             if not ended.wait(timeout.total_seconds()):

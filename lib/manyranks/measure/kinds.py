@@ -50,7 +50,7 @@ def works(name: str) -> bool:
 
 
 def _only_calls(overload) -> bool:
-    """Returns whether it only composes others, and has no kernel on any device, as silu_backward has on the CPU."""
+    """Returns whether it only composes others, without a kernel for any device; silu_backward has one for the CPU."""
     own = (torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), device) for device in ("CPU", "CUDA"))
     return is_composite(overload) and not any(own)
 

@@ -55,7 +55,7 @@ def _alike(one: str, other: str) -> bool:
 
 
 def changed(got: dict[str, Fact], right: dict[str, Fact]) -> dict[str, Fact]:
-    """Returns what is not as it must be of a rank; None for what is missing."""
+    """Returns a rank's facts that are not as they must be; None for a fact that is missing."""
     return {name: got.get(name) for name in {**right, **got} if name not in right or not same(got.get(name), right[name])}
 
 

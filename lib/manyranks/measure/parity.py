@@ -6,7 +6,7 @@
     print(compare(reference, gathered(traces)))    # layers.2.mlp (gradient): 4.1e+12 ulps …: bug
 
 Two right programs that add in another order differ in the last places. A wrong one differs in the first ones, and all
-that comes after it does, too. So what counts is the first tensor that departs, as the reference made them. Compare in
+that comes after it does, too. So what counts is the first tensor that departs, in the reference's order. Compare in
 float64: there a rounding is 2e-16 of a number, and a bug is seldom below 1e-6.
 
 Where ranks have parts of tensors, say which: each rank is compared with its part of the one process's, copies and all.

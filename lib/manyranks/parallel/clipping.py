@@ -1,7 +1,7 @@
 """Makes PyTorch's gradient clipping refuse gradients that are spread over ranks.
 
 torch.nn.utils.clip_grad_norm_ would take the norm of this rank's part, and each rank would
-silently clip by another norm. Code that cuts parameters names them here.
+silently clip by a different norm. Code that cuts parameters names them here.
 """
 
 from collections.abc import Iterable

@@ -189,7 +189,7 @@ class FullyShardedDataParallel(Sharded):
         partition.equalize(module, cut.parts, self.group, replicas, group_of)
         self.module, self._dtype, self.training = module, compute_dtype, module.training
         self._prefetch, self._keep_last = prefetch, keep_last
-        self._lead = lambda: self  # called: a module as an attribute would be a child
+        self._lead = lambda: self  # a function: a module as an attribute would be a child
         own = [
             Unit(
                 part,

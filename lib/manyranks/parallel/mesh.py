@@ -166,7 +166,7 @@ class Mesh:
             raise ValueError(f"axis={axis!r}: choose one of {', '.join(known)}")
 
     def _places(self, axis: str, at: int) -> range:
-        """Finds, in a row of dp·cp ranks, the ranks on one's axis of SHARED."""
+        """Finds, in a row of dp·cp ranks, those that share an axis of SHARED with `at`."""
         size = self.size(axis)
         if axis in ("replicas", "ep_replicas"):
             apart = self.size("data") // size

@@ -66,7 +66,7 @@ class _ByWork(NamedTuple):
 
 
 def _first_step(schedule: Schedule, takes: dict[str, float]) -> None:
-    """A first step, while ranks exchange shapes. With an embedding before stage 0, every stage has an input gradient.
+    """Runs a first step: ranks exchange shapes. With an embedding before stage 0, every stage has an input gradient.
 
     takes: kind of an action -> how many times _UNIT of FLOPs.
     """

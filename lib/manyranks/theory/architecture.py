@@ -16,8 +16,8 @@ NORMS = {"rmsnorm": 1, "layernorm": 2, "none": 0}
 class Tensor(NamedTuple):
     """A tensor of the model, and how its layer's tensor-parallel ranks share it.
 
-    elements: each once, however many ranks have it. cut: "slices", one on each rank; "heads", keys or values, which
-    several ranks copy where there are more ranks than heads; "whole" on every rank. decays: matrices do, under weight
+    elements: each once, however many ranks have it. cut: "slices", one on each rank; "heads", keys or values, with
+    copies of each head where there are more ranks than heads; "whole" on every rank. decays: matrices do, under weight
     decay.
     Source: Megatron-LM, arXiv 1909.08053, section 3.
     """
@@ -69,7 +69,7 @@ class LatentAttention:
             whole(int(field.name != "q_rank"), **{f"latent.{field.name}": getattr(self, field.name)})
 
     def tensors(self, hidden: int, heads: int) -> list[Tensor]:
-        """Queries down and up (or at once), keys and values down and up, output; no norms. The way down is whole."""
+        """Queries down (whole) and up, or at once; keys and values down (whole) and up; the output; no norms."""
         query, kv = heads * (self.nope_size + self.rope_size), self.kv_rank + self.rope_size
         queries = [Tensor((self.q_rank or hidden) * query)]
         if self.q_rank:

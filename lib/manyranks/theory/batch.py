@@ -26,7 +26,7 @@ class Noise(NamedTuple):
     def scale(self) -> float:
         """The simple noise scale B_noise = tr(Σ)/|G|², in examples.
 
-        Infinite where the estimate of |G|² is 0 or less: no gradient stands out of the noise. Negative where the
+        Infinite where the estimate of |G|² is 0 or less: no gradient stands out of the noise. Else negative where the
         estimate of tr(Σ) is negative. Either says that there were too few steps.
         Source: section 2.2.
         """

@@ -1,4 +1,4 @@
-"""Lower bounds of a step's seconds and of a rank's bytes: the planner discards plans by them before it estimates them.
+"""Lower bounds of a step's seconds and of a rank's bytes, which let the planner discard plans without estimating them.
 
 Each leaves out some of what step.estimate or memory.peak adds up, and says what.
 """

@@ -229,7 +229,7 @@ def _back(last: int, first: int) -> Iterator[Action]:
 def chain_of(shape: ModelShape, plan: Plan) -> list[Layer]:
     """A model's layers as a chain, in FLOPs of one micro-batch of the whole model's ranks and bytes of one rank.
 
-    plan: its recomputation is what each layer does alone ("none", "selective"). Layers without experts; embedding and
+    plan: its recomputation ("none", "selective") is each layer's own. Layers without experts; embedding and
     head are left out. Raises ValueError where plan and shape do not fit.
     """
     saved = memory.layer_activations(shape, plan)

@@ -23,13 +23,13 @@ class Speeds:
 
 @functools.lru_cache(maxsize=256)
 def speeds(cluster: Cluster, constants: Constants) -> Speeds:
-    """The one of these values: it is a key of caches."""
+    """The only Speeds with these values: it is a key of caches."""
     return Speeds(cluster, constants)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Site:
-    """A rank, whatever its layers are. imbalance: see plan.check_imbalance; it makes the seconds the fullest rank's."""
+    """A rank, whatever its layers are. imbalance: see plan.check_imbalance; seconds are for the fullest rank."""
 
     shape: ModelShape
     local: Local
@@ -56,7 +56,7 @@ class Site:
 
 @functools.lru_cache(maxsize=16384)
 def site(shape: ModelShape, local: Local, cluster: Cluster, constants: Constants, imbalance: float = 1.0) -> Site:
-    """The one of these values, as speeds."""
+    """The only Site with these values, a key of caches as speeds() is."""
     return Site(shape, local, speeds(cluster, constants), imbalance)
 
 

@@ -26,7 +26,8 @@ class Times(NamedTuple):
 
 def times(plan: Plan) -> Times:
     """ZeRO-0 and ZeRO-1 reduce once a step; from ZeRO-2 on each micro-batch's gradients are reduced, but once a step with a
-    pipeline, where the stack sums them first (Stack.reduce_once); ZeRO-3 gathers the parameters of each unit before its forward and, where they were freed, before its backward.
+    pipeline, where the stack sums them first (Stack.reduce_once); ZeRO-3 gathers the parameters of each unit before its
+    forward and, where they were freed, before its backward.
 
     With a pipeline, units that are not freed after forward stay for the whole step (Llama 3, arXiv 2407.21783, section 3.3.2).
     Source: arXiv 1910.02054, sections 5 and 7; PyTorch FSDP, arXiv 2304.11277, section 3.

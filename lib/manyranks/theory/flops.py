@@ -132,7 +132,7 @@ def per_token(shape: ModelShape, seq: int, convention: str = "causal") -> float:
     parts = forward(shape, seq, rule.attention)
     if not rule.everything:
         return 3 * (parts.layers + parts.head)
-    multiplied = shape.vocab * shape.hidden if shape.tied else 0  # with, by the head
+    multiplied = shape.vocab * shape.hidden if shape.tied else 0  # the head multiplies by these
     only_read = 0 if rule.embedding else shape.embedding_parameters - multiplied
     return 6 * (shape.active_parameters - only_read) + 3 * parts.core
 

@@ -58,8 +58,8 @@ def attended_length(shape: ModelShape, seq: int, attended: float) -> float:
 class PartKernels(NamedTuple):
     """The kernels of a part of a stage.
 
-    weights: of forward, those whose backward makes a weight's gradient
-    core, core_backward: attention's, which forward and backward have among theirs
+    weights: the kernels of forward whose backward makes a weight's gradient
+    core, core_backward: the kernels of attention's core, which are also in forward and backward
     """
 
     forward: list[Kernel]

@@ -15,7 +15,7 @@ _AXIS = {"etp": "tp", "shards": "data", "replicas": "data"}  # groups that belon
 
 
 class Seconds(dict[tuple[str, str], float | tuple[float, ...]]):
-    """(axis, when) -> seconds of those calls; for a ring of keys and values a tuple: for each block, then for home."""
+    """(axis, when) -> seconds of those calls; for a ring of keys and values a tuple: by block, the way home last."""
 
     __hash__ = object.__hash__  # one list of calls is one key of caches
     __eq__ = object.__eq__

@@ -28,7 +28,7 @@ _NEVER = math.inf
 def optimal(chain: Sequence[Layer], budget: int, slots: int = 256) -> list[Action]:
     """The fastest plan whose peak, as checkpointing.run counts it, is within the budget.
 
-    slots: as in Schedules. Raises ValueError for a budget that no plan fits.
+    slots: as in Schedules. Raises ValueError for a budget that no plan fits in.
     """
     return Schedules(chain, budget, slots).plan(budget)
 
@@ -151,7 +151,7 @@ class Schedules:
 def strategies(chain: Sequence[Layer]) -> dict[str, list[Action]]:
     """Plans for the same chain, by name; the √N ones have as many segments, rounded.
 
-    The optimal one is within the peak of "√N, once", to 1,024 slots of that. Raises ValueError for an empty chain.
+    The optimal one has the peak of "√N, once" as its budget, in 1,024 slots. Raises ValueError for an empty chain.
     """
     n = len(chain)
     root = max(1, round(math.sqrt(n)))

@@ -57,7 +57,7 @@ class Both(NamedTuple):
         return self.forward.seconds + self.backward.seconds
 
     def apart(self) -> "Both":
-        """Returns the same if weight gradients run later: then each half of backward takes at least its host's time."""
+        """Returns the same with weight gradients run apart: each half of backward takes at least its host's time."""
         weight = max(self.weight, self.host_weight)
         inputs = max(self.backward.chip - self.weight, self.backward.host - self.host_weight)
         return Both(self.forward, self.backward._replace(host=inputs + weight), weight, weight)
@@ -229,7 +229,7 @@ class RankStep(NamedTuple):
 
     rank: the first of those that take as long and hold as much
     parts: seconds by what they are spent on, in StepTime's order
-    behind: of a micro-batch's forward and backward, under which gradients and parameters travel
+    behind: seconds of a micro-batch's forward and backward, to hide gradients and parameters behind
     held: the parameters of the rank
     """
 

@@ -11,13 +11,13 @@ from manyranks.theory import checks
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import SCHEDULES
 
-# As their papers write them.
+# The schedules' names, as their papers write them.
 WRITTEN = {"naive": "naive", "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1"}
 WRITTEN |= {"zb-h2": "ZB-H2", "zb-v": "ZB-V", "dualpipe": "DualPipe", "dualpipe-v": "DualPipeV"}
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")  # run weight gradients on their own
 # Share of the waits in forward that no earlier backward fills: 0 to 0.43 in replays of 2 to 16 ranks.
 LAST_TURNS = 0.2
-# Their bubbles in closed form.
+# The schedules' bubbles in closed form.
 FORMS = {
     "naive": "(p − 1)m(F + B)",
     "gpipe": "(p − 1)(F + B)",

@@ -1,4 +1,4 @@
-"""Costs: how long each instruction of a Program takes. `theory` has real clusters'; Durations are given by hand."""
+"""Costs: how long each instruction of a Program takes. `theory` knows real clusters; Durations are given by hand."""
 
 import difflib
 from collections.abc import Hashable, Mapping

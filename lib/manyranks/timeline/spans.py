@@ -52,7 +52,7 @@ class Timeline:
         return [s for s in self._of_rank.get(rank, ()) if kind in (None, s.kind)]
 
     def busy(self, rank: int, kind: str = COMPUTE) -> float:
-        """Seconds that at least one span of this kind is open on the rank."""
+        """Seconds during which at least one span of this kind is open on the rank."""
         return _covered(self.of(rank, kind))
 
     def exposed_communication(self, rank: int) -> float:
@@ -60,11 +60,11 @@ class Timeline:
         return _covered(self.of(rank)) - self.busy(rank, COMPUTE)
 
     def bubble(self, rank: int) -> float:
-        """Share of the makespan that the rank does not compute, between 0 and 1."""
+        """Share of the makespan that the rank spends not computing, between 0 and 1."""
         return 1 - self.utilisation(rank)
 
     def utilisation(self, rank: int) -> float:
-        """Share of the makespan that the rank computes, between 0 and 1; 1 where no time passes."""
+        """Share of the makespan that the rank spends computing, between 0 and 1; 1 where no time passes."""
         return self.busy(rank) / self.makespan if self.makespan else 1.0
 
     def critical_path(self) -> list[Span]:
@@ -110,7 +110,7 @@ class Timeline:
 
 
 def _covered(spans: Iterable[Span]) -> float:
-    """Seconds that at least one of them is open."""
+    """Seconds during which at least one of them is open."""
     return total(joined((span.started, span.finished) for span in spans))
 
 

@@ -22,7 +22,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """A run of a model: tokens_per_second and peak are of all ranks together.
+    """A run of a model: tokens_per_second and peak count all ranks together.
 
     seq: tokens of a sequence; recompute: "none", "selective" or "full"; flash: whether
     attention computes its scores again in backward, as scaled_dot_product_attention does

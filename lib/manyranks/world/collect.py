@@ -61,7 +61,7 @@ def collect(
             outcome.deadlock = True
             break
     gathering.drain()
-    if not outcome.missing:  # the last one came in the moment when it was late
+    if not outcome.missing:  # the last one came just as the time ran out
         outcome.late = outcome.deadlock = False
     return clock.seconds()
 

@@ -45,8 +45,8 @@ class World:
     """`size` processes in one torch.distributed group; gloo on the CPU, NCCL where every rank can have a GPU.
 
     backend: "auto", "gloo" or "nccl"
-    timeout: seconds one run may take (None: no limit; gloo's deadlocks are found in 3 s without it, but NCCL's hangs never)
-    engine: "local", or "ray": ranks on the nodes of the Ray cluster that ray.init() has connected to, one a CPU
+    timeout: seconds one run may take (None: no limit; deadlocks on gloo are found in 3 s even then, on NCCL never)
+    engine: "local", or "ray": ranks on the nodes of the Ray cluster that ray.init() has connected to, one per CPU
     confined: what ranks may do that run code of strangers
 
     A context manager. Raises ValueError for what cannot be, before any process starts.

@@ -153,7 +153,7 @@ def auxiliary_loss(
     """E·Σ f·P over the experts: 1 if all are as likely, more if tokens want the same.
 
     f: the share of the choices that an expert got, which has no gradient. P: the mean
-    probability that the router gave it, which has. A rank knows P of this rank's tokens
+    probability that the router gave it, which has. A rank knows P of its own tokens
     only, so this is its share, times `ranks`: the mean over the ranks is the loss of one
     process with all tokens.
 

@@ -12,7 +12,7 @@ before it has arrived, so both have posted it.
 
 A rank waits only for what its next item uses, and for no send. A message stays in its
 sender's memory until it has arrived. The sender does not ask: a message from the other rank
-shows that this one has received all that it used before.
+shows that the other has received all that it used before.
 """
 
 from bisect import bisect

@@ -101,8 +101,8 @@ def buffers(block: int, gradients: int, n: int, variant: str = "ring") -> int:
 
     block, gradients: bytes of one rank's keys and values, and of their gradients as they are summed. A ring has two
     blocks, its rank's own gradients, and a visiting block's three times: this rank's part, what leaves, what comes.
-    After an all-gather a rank has all ranks' blocks and gradients. Ulysses has none that it does not keep, one rank
-    neither. Raises ValueError for an unknown variant.
+    After an all-gather a rank has all ranks' blocks and gradients. Ulysses and a single rank
+    have none beyond what they keep. Raises ValueError for an unknown variant.
     """
     if variant not in sends.VARIANTS:
         raise ValueError(f"variant={variant!r}: {nearest(variant, sends.VARIANTS)}")

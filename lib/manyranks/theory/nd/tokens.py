@@ -90,7 +90,7 @@ def curve(axis: str, shape: ModelShape, cluster: Cluster, degree: int, tokens: I
 
 
 def crossing(axis: str, shape: ModelShape, cluster: Cluster, degree: int, constants: Constants = DEFAULT) -> float:
-    """The fewest tokens per GPU that let step.estimate compute for longer than it sends, to one of least_tokens.
+    """The fewest tokens per GPU that let step.estimate compute for longer than it sends, as a multiple of least_tokens.
 
     0 where that holds for the fewest tokens already, infinite where it does not for LARGEST.
     """

@@ -95,7 +95,7 @@ def confidence(time: StepTime) -> Checked:
 
 
 def of_plan(shape: ModelShape, plan: Plan, cluster: Cluster) -> Checked:
-    """Returns what published runs say of a plan's step, which its seconds don't decide."""
+    """Returns what published runs say of a plan's step, however long it takes."""
     return of_kind(_kind(shape, plan, cluster))
 
 

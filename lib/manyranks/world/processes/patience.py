@@ -66,7 +66,7 @@ def _effort(process: psutil.Process) -> float:
 
 
 class Clock:
-    """Counts the seconds that processes could go on, not those while others had the processors that they needed.
+    """Counts the seconds when processes could go on, without those when others had the processors that they needed.
 
     pids: of the processes; none where all seconds count
     most: how many times as long the seconds may be in all

@@ -1,8 +1,8 @@
 """Objects over a socket: cloudpickle for functions and values, tensors' bytes beside the pickle and never through it.
 
-A message is a header of lengths, then frames. `pack` makes an object's: the pickle, then one a storage; `process` puts a kind
-before them, and `watch` a number behind. A received tensor stands directly on the frame it was read into, and tensors that
-share a storage still share it on the other side.
+A message is a header of lengths, then frames. `pack` makes an object's: the pickle, then one per storage; `process`
+puts a kind before them, and `watch` a number behind. A received tensor stands directly on the frame it was read into,
+and tensors that share a storage still share it on the other side.
 """
 
 import builtins
@@ -23,7 +23,7 @@ import numpy as np
 Frame = bytes | np.ndarray | pickle.PickleBuffer
 
 _FRAMES = 64  # of a message of strangers
-_LATER = 1.0  # seconds more for a message in time: what is there by then is still read, by one that had no processor
+_LATER = 1.0  # seconds after its time that a message is still read, if it's there: the reader may have had no processor
 _COUNT = struct.Struct("<I")
 EXACTLY = _COUNT.size
 _IPYTHON = "IPython.core.interactiveshell"  # a notebook's open() is a function of this module
