@@ -162,11 +162,12 @@ class Checkpoints(NamedTuple):
         for i, harm in enumerate(reversed(self.harms)):
             name, hit = f"step-{power + (i - over) * gap}", random.randrange(self.files)
             hit = self.files - 1 if i == len(self.harms) - 1 else hit
+            if random.random() < 0.5:  # a save that was broken off: it says nothing of the other files
+                disk[f"{FOLDER}/{name}-rank-{random.randrange(self.files)}.bin.tmp"] = random.randbytes(random.randrange(4000))
             for k in range(self.files):
                 path, data = f"{FOLDER}/{name}-rank-{k}.bin", random.randbytes(4000)
                 manifests.setdefault(name, {})[path] = File(len(data), zlib.crc32(data))
                 if k == hit and harm:
-                    disk[f"{path}.tmp"] = data
                     at = random.randrange(len(data))
                     cut, flipped = data[:at], data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
                     data = {"cut": cut, "longer": data + b"\0" * 16, "flipped": flipped}.get(harm)
@@ -367,6 +368,9 @@ def log(seed: int) -> list[Entry]:
     dead, slow, hiccup, late, other = random.sample(range(ranks), 5)
     compute, stall, size = random.randint(20, 40) / 8, random.randint(3, 9) / 4, random.randint(10**8, 10**9)
     seconds, steps, newest = compute * 1.5, every * last + random.randint(2, every - 1), every * last
+    torn = {newest: late, newest - every: slow}  # the newest lacks a file, and the one before has one that was cut
+    if seed != 1:  # how many, and whose, is drawn
+        torn = dict(zip(torn, random.sample(range(ranks), random.randint(0, 2)), strict=False))
     now = random.randint(50, 90) / 4  # the start takes this long
     for step in range(1, steps + 1):
         hit = {1: late, every + 2: hiccup, steps: other}.get(step)
@@ -376,9 +380,8 @@ def log(seed: int) -> list[Entry]:
             own = compute * (1.3 if rank == slow else random.randint(95, 105) / 100) + (long if rank == hit else 0)
             found.append(Entry(now, rank, "step", step, round(own, 3)))
         for rank in range(ranks) if step % every == 0 else ():
-            torn = (step == newest and rank == late) or (step == newest - every and rank == slow)
-            if not torn or step < newest:
-                written = size * (random.randint(3, 9) if torn else 10) // 10
+            if torn.get(step) != rank or step < newest:
+                written = size * (random.randint(3, 9) if torn.get(step) == rank else 10) // 10
                 found.append(Entry(now + stall + random.randint(8, 30) / 8, rank, "saved", step, written))
     calls = [f"all_gather layer {k}" for k in range(9)] + ["all_reduce gradients"]
     stop = random.randint(2, 8)

@@ -167,19 +167,19 @@ def sick(letter: str) -> Run:
     if "MANYRANKS_RANK" in os.environ:
         raise ValueError("sick() doesn't work where answers are checked: call it in a cell without an answer")
     if letter in KINDS:
-        return recorded(0)[letter][0]
+        return recorded(0, letter)[0]
     raise ValueError(f"sick({letter!r}): choose one of {', '.join(map(repr, KINDS))}")
 
 
 @cache
-def recorded(seed: int) -> dict[str, tuple[Run, ...]]:
-    """Kind -> what was recorded of one step of each cluster: all on the same ranks, one after the other.
+def recorded(seed: int, kind: str) -> tuple[Run, ...]:
+    """What was recorded of one step of each cluster of a kind: all on the same ranks, one after the other.
 
     seed: 0 for the clusters that everybody has; for another, sick like them in another place.
     """
-    kinds = {kind: [_like(one, seed, kind, i) if seed else one for i, one in enumerate(every)] for kind, every in KINDS.items()}
+    every = [_like(one, seed, kind, i) if seed else one for i, one in enumerate(KINDS[kind])]
     with World(_RANKS, backend="gloo", timeout=60) as world:
-        return {kind: tuple(_run(one, world.measure(_step, one)) for one in every) for kind, every in kinds.items()}
+        return tuple(_run(one, world.measure(_step, one)) for one in every)
 
 
 def _like(one: Sick, *words) -> Sick:

@@ -283,8 +283,11 @@ def cases_of_block(n: int) -> tuple[Case, ...]:
 
 def of_block(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeBlock], Tensor, Tensor]:
     """The block, once more where a second one drops nothing; this rank's positions, and the result's gradient."""
-    number, _ = case.at(rank, n)
+    number, r = case.at(rank, n)
     wholes = [made(WholeBlock, (FEATURES, ROWS * case.t), seed, number) for _ in range(2 if case.drops else 1)]
+    for one in wholes:  # whose other units are other numbers
+        others = torch.arange(ROWS * case.t) % case.t != r
+        _change([one.up.weight, one.up.bias, one.down.weight.T], others, seed, rank)
     return case, wholes, *(_positions(case.strided, seed, rank, what) for what in ("x", "up"))
 
 

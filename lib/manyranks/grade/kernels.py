@@ -1,7 +1,6 @@
 """Checks of exercise 11_kernels: what Triton kernels compute, which bytes and sectors they ask for, and attention in tiles.
 
-Kernels run under Triton's interpreter, on one rank; what they move is counted lane by lane. Triton is imported on the rank
-only, so the last two tasks work where there is none.
+Kernels run under Triton's interpreter, counted lane by lane. Only the rank imports it: the last two tasks work without.
 """
 
 from collections.abc import Callable
@@ -118,7 +117,6 @@ def _moves(share: float, what: str, names: str, hint: str = "", needs: int = 1) 
 
 # Task 1: copy a transposed matrix
 
-
 _TILE = "each load and each store: along the last axis of a tile, neighboring lanes need neighboring addresses"
 copy_rows = _kernel_task(
     "copy_rows(x_RC)",
@@ -168,10 +166,12 @@ def _factors(case: Product, rank: int, n: int, seed: int) -> tuple[Tensor, Tenso
 
 
 def _within(case: Product, counted: Counted) -> dict:
+    wide = case.shared // case.dtype.itemsize  # elements of two tiles; at 16 a step, their product has (wide / 32)² at most
+    beyond = [max(one.dot_bytes - case.shared, one.tile - max(wide, (wide // 32) ** 2)) for one in counted.launches]
     return {
         "whether tl.dot ran": counted.flops >= 2 * case.m * case.n * case.k,
         "bytes more than the budget": max(0, counted.requested_bytes() - case.budget),
-        "bytes more than the shared memory": max(0, max(launch.dot_bytes for launch in counted.launches) - case.shared),
+        "bytes more than the shared memory": max(0, *beyond),
     }
 
 

@@ -275,7 +275,7 @@ def _clusters(kind: str) -> dict:
 
     def exam(case: str, rank: int, n: int, seed: int) -> Exam:
         questions = {}
-        for i, run in enumerate(given.recorded(seed)[kind], 1):
+        for i, run in enumerate(given.recorded(seed, kind), 1):
             axes = ", ".join(f"{axis} {degree}" for axis, degree in run.sizes.items())
             whose = "another cluster" if i > 1 or seed else "the cluster that you have"
             questions[f"{whose} ({i}: {axes}; nodes of {run.node})"] = (run,)
@@ -289,7 +289,7 @@ _AXIS = {"dp": "dp", "pp": "pp", "cp": "cp", "tp": "tp", None: "none"}
 
 def _mended(name: str, answer, run: Run) -> dict:
     axis, order = answer
-    return {f"{name}: the axis": _AXIS[axis], name: list(order) if given.sent_between(order, run) >= 0 else ""}
+    return {f"{name}: the axis": _AXIS[axis], name: [*map(str, order)] if given.sent_between(order, run) >= 0 else ""}
 
 
 def _grouped(name: str, answer, run: Run) -> dict:
@@ -301,7 +301,7 @@ def _slow(name: str, answer, run: Run) -> dict:
     rank, cause = answer
     if cause not in (given.COMPUTES, given.SENDS):
         raise ValueError("not a cause")
-    return {f"{name}: the rank": _number(rank), f"{name}: the cause": cause}
+    return {f"{name}: the rank": _number(rank), f"{name}: the cause": str(cause)}
 
 
 _BY_NUMBER = "a call's number is not its place in the list: {c.number: c for c in run.calls[rank]} finds it"

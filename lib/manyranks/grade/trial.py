@@ -162,12 +162,12 @@ class Trial:
     def after(self, then: Then) -> "Trial":
         """Adds results that follow from the ranks'; none where a rank sent what the script does not make.
 
-        Such a thing may raise anything: a mask of another shape does in torch.
+        torch raises RuntimeError for such a thing; an error of ours, of another kind, is nobody's fault.
         """
         try:
             pairs = zip(self.given, self.seen, strict=True) if self.seen else ()
             return replace(self, seen=[replace(one, results=then(self.case, own, one.results)) for own, one in pairs])
-        except Exception:
+        except (Stopped, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError):
             return replace(self, seen=[replace(one, results={}) for one in self.seen])
 
     def __str__(self) -> str:
@@ -222,8 +222,14 @@ def ran_again(found: list[Trial], again: Then, make: Callable[[Any], Any], terms
     """Trials with what comes of their results on a rank that has run nothing of the learner's. make: what it gets in a case."""
     with World(1, backend="gloo", timeout=terms.seconds(_RUN_SECONDS), confined=terms.fences) as world:
         world.patience = PATIENCE
-        own = [replace(one, given=(make(one.case),)) for one in found]
-        return [_again(world, one, again, terms) if one.seen else one for one in own]
+        done: list[Trial] = []
+        for one in found:
+            if terms.left <= 0 or any(other.trouble and other.trouble.hung for other in done):
+                done.append(replace(one, seen=[], trouble=one.trouble or Trouble(*_OVER)))
+            else:
+                world.timeout = terms.seconds(_RUN_SECONDS)
+                done.append(_again(world, replace(one, given=(make(one.case),)), again, terms) if one.seen else one)
+        return done
 
 
 def _again(world: World, one: Trial, again: Then, terms: Terms) -> Trial:

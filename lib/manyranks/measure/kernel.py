@@ -7,6 +7,7 @@ are the same on every machine. They are requests, before any cache, and a load t
 """
 
 import bisect
+import math
 import os
 import sys
 from collections import Counter
@@ -79,7 +80,7 @@ class Launch:
     flops: of tl.dot, a multiply-add counts as two.
     dot_bytes: of the two operands of the largest tl.dot, which a block keeps in shared memory, once per stage.
     trans_bytes: of the largest tile that tl.trans turns.
-    tile: elements of the largest tile that's loaded or stored at once, masked ones included.
+    tile: elements of the largest tile that a program makes; with three dimensions, along the two largest.
     """
 
     kernel: str
@@ -168,13 +169,14 @@ def bank_conflicts(addresses: Iterable[int]) -> int:
 @contextmanager
 def _watched(launches: list[Launch]) -> Iterator[None]:
     """Inside, the interpreter tells a _Watch what it's about to do."""
-    from manyranks.measure.interpreter import INTERPRETED, GridExecutor, InterpreterBuilder
+    from manyranks.measure.interpreter import INTERPRETED, GridExecutor, InterpreterBuilder, TensorHandle
 
     if not INTERPRETED:
         raise RuntimeError("kernels are compiled here: start Python with TRITON_INTERPRET=1 to count what they move")
     watch = _Watch(launches)
     notes = {(InterpreterBuilder, name): note for name, note in _NOTES.items() if hasattr(InterpreterBuilder, name)}
     notes[GridExecutor, "__call__"] = _Watch.launch
+    notes[TensorHandle, "__init__"] = lambda watch, _, data, *rest, **more: watch.made(data)
     before = {(owner, name): getattr(owner, name) for owner, name in notes}
     for (owner, name), original in before.items():
         setattr(owner, name, _noted(partial(notes[owner, name], watch), original))
@@ -213,6 +215,11 @@ class _Watch:
         executor.grid = tuple(executor.grid(named) if callable(executor.grid) else executor.grid)
         self.launches.append(Launch(executor.fn.__name__, executor.grid))
 
+    def made(self, data) -> None:
+        if self.launches:
+            launch = self.launches[-1]
+            launch.tile = max(launch.tile, math.prod(sorted(np.shape(data))[-2:]))
+
     def turn(self, tile) -> None:
         if not tile.dtype.is_ptr():  # addresses stay in registers
             launch = self.launches[-1]
@@ -231,7 +238,6 @@ class _Watch:
         lanes = int(np.count_nonzero(active))
         start, tensor = self.storage(addresses if lanes == addresses.size else addresses[active], itemsize, kind, where)
         launch, key = self.launches[-1], (kind, tensor, where)
-        launch.tile = max(launch.tile, addresses.size)
         if (access := self.found.get(key)) is None:
             access = self.found[key] = Access(kind, tensor, where, itemsize)
             launch.accesses.append(access)
