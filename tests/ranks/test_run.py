@@ -245,7 +245,9 @@ def test_ranks_that_run_an_older_version_of_a_module_say_so(tmp_path, monkeypatc
         assert world.run(reloaded_here.number) == [1, 1]
         file.write_text("def number():\n    return 22\n")
         importlib.reload(reloaded_here)
-        with pytest.warns(UserWarning, match="reloaded_here.py has changed since this world's ranks imported it"):
-            assert world.run(reloaded_here.number) == [1, 1]
+        with pytest.warns(UserWarning, match="reloaded_here.py has changed since this world's ranks imported it") as warned:
+            measured = world.measure(reloaded_here.number)
+        assert measured.results == [1, 1]
+        assert {one.filename for one in warned} == {__file__}
     with mr.World(2, backend="gloo") as world:
         assert world.run(reloaded_here.number) == [22, 22]

@@ -173,7 +173,7 @@ def sick(letter: str) -> Run:
 
 @cache
 def recorded(seed: int, kind: str) -> tuple[Run, ...]:
-    """What was recorded of one step of each cluster of a kind: all on the same ranks, one after the other.
+    """Records one step of each cluster of a kind: all on the same ranks, one after the other.
 
     seed: 0 for the clusters that everybody has; for another, sick like them in another place.
     """

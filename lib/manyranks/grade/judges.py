@@ -49,8 +49,8 @@ class Verdict(NamedTuple):
 class Judge(NamedTuple):
     """A judge of one thing in a task's trials. share: of the points; what: the report's line.
 
-    Made as such where what to say has to be worked out from what the learner did; else by one of the functions below, which
-    take the fields from `needs` to `last`, too, as **more.
+    Made as such where what to say has to be worked out from what the learner did; else by one of the functions below. Those
+    with **more also take the fields from `needs` to `last`.
 
     look: what it is about, None where no known mistake shows in it
     needs: of the judges before it, how many must be content with a trial, for it to be judged (else who does nothing gets

@@ -389,7 +389,7 @@ def number(value: Any, what: str, form: str) -> float:
 
 
 def whole(value: Any, what: str, form: str) -> int:
-    """Returns the learner's number. Raises Stopped for what is none; form: what is asked for."""
+    """Returns the learner's whole number. Raises Stopped for any other, 3.0 too; form: what is asked for."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype is not torch.bool and not value.is_complex():
         value = value.item()
     if isinstance(value, float):

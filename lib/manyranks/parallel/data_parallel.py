@@ -36,7 +36,7 @@ from manyranks.parallel.collectives.messages import members
 
 
 class DataParallel(nn.Module):
-    """The base of the four, which differ in finish().
+    """The base of the four: `_most` is a bucket's size, finish() when it leaves.
 
     module: the model, which stays what it is and can be reached as .module
     group: the ranks that share the work, None for all

@@ -1,4 +1,4 @@
-"""Cuts a model into the units of stage 3, and follows the order it uses them in."""
+"""Cuts a model into the units of stage 3, and calls back before and after each module."""
 
 import gc
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence

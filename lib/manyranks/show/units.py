@@ -1,4 +1,4 @@
-"""Bytes, seconds, FLOPs and rates as people read them. Everything below show/ keeps plain numbers."""
+"""Bytes, seconds, FLOPs and rates as people read them. Below show/, measure.fingerprints.size writes bytes."""
 
 _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _FLOPS = tuple(

@@ -224,7 +224,8 @@ class World:
         frames = _packed_for(ranks, (fn, args, kwargs, counts))
         with self._lock:
             team = self._ready_team()
-            team.warn_where_stale(fn)
+            if stale := team.stale(fn):
+                _warn(stale, UserWarning)
             team.kept |= fn in (tasks.run_cell, tasks.time_cell, tasks.set_variables)
             output, outcome = Output(time.monotonic()), Outcome(tuple(ranks))
             with show_live(outcome, output) as shown:
@@ -350,12 +351,12 @@ def newest() -> World:
     raise WorldError("no world is open; make one first: world = mr.World(4)")
 
 
-def _warn(message: str) -> None:
+def _warn(message: str, kind: type[Warning] = RuntimeWarning) -> None:
     """A warning that points at the reader's line, past this file's lines."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
+    warnings.warn(message, kind, stacklevel=level)
 
 
 def _close_team(holder: list[Team]) -> None:

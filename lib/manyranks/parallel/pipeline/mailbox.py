@@ -60,7 +60,8 @@ class Routes:
     """The part that is the same in every step: who sends what to whom, and when.
 
     posted: the messages that this rank sends or receives before its first item, before its
-    second, …, and at the end. made, used: where in the tables of their ranks.
+    second, …, and at the end. made, used: message -> the place of the item that makes it in
+    its sender's table, or uses it in its receiver's.
     specs: of the messages that were sent or received before: each is said once.
     """
 
@@ -86,6 +87,7 @@ class Routes:
                         self.posted[bisect(own, at)].append(made)
 
     def used_by(self, action: Action) -> Action | None:
+        """The message that this action waits for, None for none."""
         first, last = action.stage == 0, action.stage == self.schedule.stages - 1
         if action.kind == WEIGHT or (first if action.kind == FORWARD else last):
             return None
@@ -93,6 +95,7 @@ class Routes:
         return action._replace(kind=kind)
 
     def made_by(self, action: Action) -> Action | None:
+        """The message that this action produces, None for none."""
         kind = FORWARD if action.kind == FORWARD else BACKWARD
         stage = action.stage + (1 if kind == FORWARD else -1)
         inside = 0 <= stage < self.schedule.stages and action.kind != WEIGHT

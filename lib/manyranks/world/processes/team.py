@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Protocol
 
@@ -88,14 +87,15 @@ class Team:
             for what in ("command", "status", "stdout", "stderr"):
                 self.selector.register(getattr(process, what), selectors.EVENT_READ, (process, what))
 
-    def warn_where_stale(self, fn: Callable) -> None:
-        """Warns where the file of a function has changed since ranks imported it: they keep what they have."""
+    def stale(self, fn: Callable) -> str:
+        """Says that the file of a function has changed since ranks imported it: they keep what they have. Else empty."""
         file = getattr(sys.modules.get(getattr(fn, "__module__", None) or ""), "__file__", None)
         with contextlib.suppress(OSError, TypeError):  # of no file: the function itself travels
             written = os.stat(file).st_mtime_ns
             if written != self._modules.setdefault(file, written):
                 old = "has changed since this world's ranks imported it, and they run the older version; make a new World"
-                warnings.warn(f"{file} {old}", stacklevel=4)
+                return f"{file} {old}"
+        return ""
 
     def dead(self) -> dict[int, int]:
         """Rank -> exit code, of the ranks that have ended."""

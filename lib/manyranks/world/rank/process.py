@@ -41,7 +41,7 @@ class Setup:
     rank: int
     size: int
     backend: str
-    store: str  # file of the rendezvous
+    store: str  # where ranks find each other: a file, or "tcp://host:port"
     sys_path: list[str]
     folder: str
     environment: dict[str, str | None]  # what has changed since this process's environment was made

@@ -11,7 +11,7 @@ from manyranks.measure.profile import Profile, profiled
 
 @dataclass
 class Recording:
-    """The counts of one rank during one run; times in seconds of the machine's one monotonic clock."""
+    """The counts of one rank during one run; times in seconds of the notebook's clock, by which all ranks set theirs."""
 
     started: float
     finished: float = 0.0
