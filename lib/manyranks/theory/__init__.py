@@ -1,19 +1,20 @@
 """Floor 1: what should happen. Bytes, seconds and FLOPs from formulas. Standard library only.
 
-The inputs:
-    shapes, architecture, hybrid, huggingface    models: sizes, and what follows from them
-    hardware, cluster, kernels                   chips, links, and three constants for all estimates
-    plan, stacks                                 how a step is split, and what a framework does with that
-One step, in the order in which step.estimate asks for it:
-    stages, states       the layers of each rank, and its parameters
-    compute, layer       seconds of one micro-batch, kernel by kernel
-    communicate          seconds of calls on links (network); each axis lists its calls: tensor, context, expert, data_parallel
-    pace, pipeline       a micro-batch and a step on each rank; bubbles
-    memory, activations  bytes that a rank holds
-Built on a step:
-    planner, bounds      plans that fit, fastest first
-    roofline, flops      what a step's time goes to, MFU
-    published            other people's runs: how far off the estimates are
+    inputs
+      shapes, architecture, hybrid, huggingface   models: sizes, and what follows from them
+      hardware, cluster, kernels                  chips, links, and three constants for all estimates
+      plan, stacks                                how a step is split, and a framework's way of doing that
+    one step, in the order in which step.estimate asks
+      stages, states         the layers of each rank, and its parameters
+      compute, layer         seconds of one micro-batch, kernel by kernel
+      communicate, network   seconds of calls; each axis lists its own: tensor, context, expert, data_parallel
+      pace, pipeline         a micro-batch and a step on each rank; bubbles
+      memory, activations    bytes that a rank holds
+    built on a step
+      planner, bounds        plans that fit, fastest first
+      roofline, flops        what the time goes to; MFU
+      published              other people's runs: how far off the estimates are
+
 And a chapter's own formulas: collectives, sharding, checkpointing, nd, blocks, failures, batch.
 """
 
