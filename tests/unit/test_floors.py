@@ -141,7 +141,7 @@ def test_a_room_of_world_takes_from_those_before_it_only():
 
 def test_the_map_of_world_shows_its_rooms_from_the_top():
     page = ast.get_docstring(ast.parse(MODULES["manyranks.world.__init__"].read_text()))
-    assert re.findall(r"^(\w+)  ", page, re.MULTILINE) == [*reversed(ROOMS)]
+    assert re.findall(r"^    (\w+)  ", page, re.MULTILINE) == [*reversed(ROOMS)]
 
 
 def test_no_import_leads_back_to_where_it_began():
