@@ -78,9 +78,5 @@ def mesh_of(plan: Plan) -> Mesh:
 
 def schedule(plan: Plan) -> Schedule:
     """Returns the schedule that a plan names, for its ranks and micro-batches."""
-    p, m = plan.pp, plan.microbatches
-    if plan.virtual > 1 or plan.schedule == "interleaved":
-        return schedules.interleaved(p, m, plan.virtual)
-    if plan.schedule == "1f1b":
-        return schedules.one_f_one_b(p, m)
-    return getattr(schedules, plan.schedule.replace("-", "_"))(p, m)
+    name = "interleaved" if plan.virtual > 1 else plan.schedule
+    return schedules.named(name, plan.pp, plan.microbatches, plan.virtual)
