@@ -1,12 +1,17 @@
 """Functions that exercises hand out, used as a learner would."""
 
+import os
 import re
+import tempfile
 from dataclasses import replace
 
+import pytest
 import torch
 
 from manyranks import given
+from manyranks.given.disk import FOLDER, Disk
 from manyranks.grade import zero
+from manyranks.measure.journal import Stopped
 
 
 def test_the_reports_of_exercise_00_name_the_lines_of_its_programs(capsys):
@@ -34,3 +39,15 @@ def test_other_ranks_units_and_heads_are_other_numbers():
     first, second = (given.tensor.of_attention(case, rank, 4, 1)[1][0] for rank in (0, 2))
     assert torch.equal(first.key.weight, second.key.weight)
     assert not (first.query.weight == second.query.weight).any()
+
+
+def test_the_disk_counts_what_is_read_however_it_is_opened(tmp_path):
+    disk = Disk({f"{FOLDER}/a.bin": bytes(100)}, None, str(tmp_path / "notes"))
+    with disk.mounted(lambda: None):
+        with open(f"{FOLDER}/a.bin", "a+b") as file:
+            file.seek(0)
+            assert len(file.read()) == disk.opened == 100
+        with tempfile.TemporaryDirectory() as folder:
+            os.makedirs(f"{folder}/x/y")  # it's removed by file descriptors
+        with pytest.raises(Stopped, match="give the whole path|doesn't reach this disk"):
+            os.open("given-0", 0, dir_fd=os.open(FOLDER, 0))

@@ -120,8 +120,8 @@ class Disk:
         """Returns where it really is, or would be."""
         return self._home if own == FOLDER else self._names.get(own) or os.path.join(self._home, f"{os.getpid()}-{next(_new)}")
 
-    def _reached(self, own: str, makes: bool, call: Callable[[str], Any]) -> Any:
-        """Opens a file of ours. makes: whether it may be new, or emptied."""
+    def _reached(self, own: str, makes: bool, reads: bool, call: Callable[[str], Any]) -> Any:
+        """Opens a file of ours. makes: whether it may be new, or emptied; reads: whether what it has may be read."""
         place = self._place(own)
         try:
             with self._opens():
@@ -132,8 +132,8 @@ class Disk:
         if makes:
             self._names[own] = place
             self._note("open", place)
-        else:
-            self.opened += os.path.getsize(place) if own != FOLDER else 0
+        if reads and own != FOLDER:
+            self.opened += os.path.getsize(place)
         return result
 
     def _open_file(self, real, file, mode="r", buffering=-1, *args, opener=None, **kwargs):
@@ -142,12 +142,16 @@ class Disk:
             return real(file, mode, buffering, *args, opener=opener, **kwargs)
         if "b" not in mode:
             raise Stopped(f"open({file!r:.60}, {mode!r}) is for text", "a checkpoint is bytes: open(path, 'wb')")
-        return self._reached(own, bool({*mode} & {*"wax"}), lambda place: real(place, mode, buffering, *args, **kwargs))
+        makes, reads = bool({*mode} & {*"wax"}), bool({*mode} & {*"r+"})
+        return self._reached(own, makes, reads, lambda place: real(place, mode, buffering, *args, **kwargs))
 
     def _open(self, real, path, flags, *args, **kwargs):
+        if (at := kwargs.get("dir_fd")) is not None and os.path.samestat(os.fstat(at), os.stat(self._home)):
+            raise Stopped("os.open with dir_fd doesn't reach this disk", "give the whole path")
         if not (own := self._own(path)):
             return real(path, flags, *args, **kwargs)
-        return self._reached(own, bool(flags & (os.O_CREAT | os.O_TRUNC)), lambda place: real(place, flags, *args, **kwargs))
+        makes, reads = bool(flags & (os.O_CREAT | os.O_TRUNC)), flags & os.O_ACCMODE != os.O_WRONLY
+        return self._reached(own, makes, reads, lambda place: real(place, flags, *args, **kwargs))
 
     def _reads(self, real, path, *args, **kwargs):
         return real(self._place(own) if (own := self._own(path)) else path, *args, **kwargs)
