@@ -81,3 +81,17 @@ def test_whole_gradients_are_clipped_as_before(shared_world):
 
     for first, second in shared_world.run(norms):
         assert first > 1 > second > 0
+
+
+def test_units_that_a_part_of_the_ranks_share_are_clipped_by_the_norm_of_one_copy(shared_world):
+    def norms():
+        pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2])]
+        own = pairs[dist.get_rank() == 2]
+        model = FullyShardedDataParallel(mlp(), shared_by=lambda parameter: own)
+        stepped(model)
+        whole = mlp()
+        (1000 * whole(torch.ones(2, 3, 6))).sum().backward()
+        return model.clip_grad_norm_(1.0).item(), clip_grad_norm_(whole.parameters(), 1.0).item()
+
+    for ours, alone in shared_world.run(norms):
+        assert abs(ours - alone) < 1e-3 * alone

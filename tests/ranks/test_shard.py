@@ -295,3 +295,21 @@ def test_a_group_may_have_names_of_its_own_and_unknown_options_are_the_optimizer
 
 def test_data_parallel_keeps_tensors_that_anyone_may_read(shared_world):
     assert all(shared_world.run(lambda: stepped(OverlappedDataParallel).module.first.weight.grad.norm().item() > 0))
+
+
+class Late:
+    """A gather that comes between the end of a wait and the look at it."""
+
+    def wait(self, timeout=None):
+        if timeout is not None:
+            raise RuntimeError("Wait timeout")
+        return True
+
+    def is_completed(self):
+        return True
+
+
+def test_a_gather_that_comes_just_after_the_timeout_has_come():
+    order = object.__new__(same_order.Order)
+    order._waits = True
+    assert order.wait(Late())

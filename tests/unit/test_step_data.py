@@ -116,10 +116,11 @@ def test_one_sequence_does_not_hide_the_gradients_of_64_gpus_and_two_do():
 
 
 def test_a_pipeline_that_sums_gradients_first_reduces_once_and_gathers_for_every_backward():
-    def data(m: int, **more) -> float:
-        chosen = Plan(dp=8, pp=2, batch=8 * m, microbatch=1, seq=1024, zero=3, stack="pytorch", overlap=False, **more)
+    def data(m: int, zero: int = 3, **more) -> float:
+        chosen = Plan(dp=8, pp=2, batch=8 * m, microbatch=1, seq=1024, zero=zero, stack="pytorch", overlap=False, **more)
         return step.estimate(XL, chosen, H100).data
 
     kept = data(4, reshard_after_forward=False)  # one gather and one reduction
     assert data(8, reshard_after_forward=False) == kept
     assert (data(4) - kept) / 7 == pytest.approx((data(8) - kept) / 15)  # 2m gathers and one reduction
+    assert data(8, zero=2) == data(4, zero=2)

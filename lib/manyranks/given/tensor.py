@@ -225,11 +225,11 @@ def of_mlp(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeML
     """Makes a whole MLP with wrong numbers in other ranks' units, so that no rank can compute their share."""
     number, r = case.at(rank, n)
     x, up = (normal((_S, B, _H), seed, number, what) for what in ("x", "up"))
-    whole_ = made(WholeMLP, (_H, UNITS * case.t), seed, number)
+    model = made(WholeMLP, (_H, UNITS * case.t), seed, number)
     others = torch.arange(UNITS * case.t) % case.t != r
-    _change([whole_.gate_up.weight, whole_.gate_up.bias], others.repeat(2), seed, rank)
-    _change([whole_.down.weight.T], others, seed, rank, "down")
-    return case, [whole_], x, up
+    _change([model.gate_up.weight, model.gate_up.bias], others.repeat(2), seed, rank)
+    _change([model.down.weight.T], others, seed, rank, "down")
+    return case, [model], x, up
 
 
 def _change(weights: list[Tensor], rows: Tensor, *words) -> None:
@@ -248,12 +248,12 @@ def of_attention(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[W
     """Makes a whole attention with wrong numbers in the heads that this rank doesn't use."""
     number, r = case.at(rank, n)
     x, memory, up = (normal((k, B, _H), seed, number, i) for i, k in enumerate((_S, _T, _S)))
-    whole_ = made(WholeAttention, (_H, _D, *case.heads), seed, number)
+    model = made(WholeAttention, (_H, _D, *case.heads), seed, number)
     others = torch.arange(case.heads[0]) % case.t != r
     unused = torch.arange(case.heads[1]) % case.t != r % case.heads[1]  # of keys and values: with fewer than t, all but one
-    _change([whole_.query.weight, whole_.output.weight.T], others.repeat_interleave(_D), seed, rank)
-    _change([whole_.key.weight, whole_.value.weight], unused.repeat_interleave(_D), seed, rank, "keys")
-    return case, [whole_], x, memory, up
+    _change([model.query.weight, model.output.weight.T], others.repeat_interleave(_D), seed, rank)
+    _change([model.key.weight, model.value.weight], unused.repeat_interleave(_D), seed, rank, "keys")
+    return case, [model], x, memory, up
 
 
 def cases_of_loss(n: int) -> tuple[Case, ...]:
