@@ -141,4 +141,4 @@ def test_the_planner_s_best_plan_has_a_command_in_the_framework_it_was_asked_for
         ("torchtitan-2025", written.torchtitan, {"zero": (2, 3)}),
     ):
         best = planner.search(LLAMA, clusters["h100-dgx"], gpus=64, **SIZES, stack=stack, **only)[0]
-        assert write(LLAMA, best.plan).startswith("# 64 ranks; on nodes of 8, LAUNCH='--nnodes 8 ")
+        assert write(LLAMA, best.plan).startswith("# 64 ranks; on nodes of 8:\n# LAUNCH='--nnodes 8 ")

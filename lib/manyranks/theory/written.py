@@ -70,7 +70,7 @@ def torchtitan(shape: ModelShape, plan: Plan) -> str:
 
 def _command(plan: Plan, program: str, flags: list[str], notes: list[str]) -> str:
     ranks, far = plan.gpus, "--rdzv-backend c10d --rdzv-endpoint HOST:29400"
-    launch = f"; on nodes of 8, LAUNCH='--nnodes {ranks // 8} --nproc-per-node 8 {far}'" if ranks % 8 == 0 else ""
+    launch = f"; on nodes of 8:\n# LAUNCH='--nnodes {ranks // 8} --nproc-per-node 8 {far}'" if ranks % 8 == 0 else ""
     lines = [f"# {each}" for each in (f"{ranks:,} ranks{launch}", *notes)]
     return "\n".join([*lines, " \\\n  ".join([f"torchrun $LAUNCH {program}", *flags])])
 
