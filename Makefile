@@ -10,8 +10,8 @@ ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 .PHONY: lab venv test test-all test-strict test-gpu labs lint types pyodide notebooks exercises gallery bench site site-test wheel clean
 
 FIRST := notebooks/00_start_here.ipynb
-lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
-	JUPYTER_CONFIG_PATH="$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/$(FIRST)
+lab: $(VENV)/.installed ## opens JupyterLab on chapter 00; LAB has more of JupyterLab's options
+	JUPYTER_CONFIG_PATH="$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/$(FIRST) $(LAB)
 
 venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
 
