@@ -6,9 +6,10 @@ ARG UV_TORCH_BACKEND=cpu
 ARG NB_USER=reader
 ARG NB_UID=1000
 
+# On a GPU, Triton needs a C compiler and Python's headers.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates git make python3 python3-venv \
+    && apt-get install --yes --no-install-recommends ca-certificates gcc git libc6-dev make python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/* \
     && python3 -m venv /opt/uv \
     && /opt/uv/bin/pip install --no-cache-dir uv==0.13.9 \
