@@ -7,11 +7,11 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test test-all test-strict test-gpu labs lint types pyodide notebooks exercises gallery bench site site-test wheel clean
+.PHONY: lab venv test test-all test-strict test-gpu labs lint types pyodide notebooks exercises gallery bench address site site-test wheel clean
 
 FIRST := notebooks/00_start_here.ipynb
-lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
-	JUPYTER_CONFIG_PATH="$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/$(FIRST)
+lab: $(VENV)/.installed ## opens JupyterLab on chapter 00; LAB has more of JupyterLab's options
+	JUPYTER_CONFIG_PATH="$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/$(FIRST) $(LAB)
 
 venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
 
@@ -62,6 +62,9 @@ gallery: $(VENV)/.installed-test ## pictures of the explorers, for the README; n
 bench: $(VENV)/.installed-bench ## speed, side by side with what a reader would use instead
 	$(PIP) install --no-deps --target $(VENV)/peers --upgrade jupyter-distributed==0.1.1 # apart: it'd restart every kernel here
 	$(BIN)/python -m benchmarks
+
+address: ## writes the repository's address, which pyproject.toml has, wherever it belongs
+	python3 docs/address.py
 
 SITE := .venv-site
 site: $(SITE)/.installed ## chapters, exercises, guides and the library's reference as static pages, in site/; after make pyodide with a planner

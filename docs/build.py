@@ -16,6 +16,8 @@ from pathlib import Path
 from urllib.parse import unquote
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
+import address
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ("notebooks/*.ipynb", "notebooks/lab/*.ipynb", "exercises/*/*.ipynb")
 COPIED = ("*.md", "LICENSE", "docs/gallery/*", "docs/train.sbatch", "notebooks/images/*", "notebooks/train/*.py")
@@ -47,6 +49,11 @@ def build(folder: Path) -> None:
     shutil.rmtree(folder.parent / "jupyter_execute", ignore_errors=True)  # myst-nb's own
     for spare in [folder / ".buildinfo", *folder.rglob("*.map"), *folder.glob("_static/*macros.html")]:
         spare.unlink()
+    if public := address.repository():
+        for path in _files(ROOT, NOTEBOOKS[:2]):
+            page = path.relative_to(ROOT).as_posix()
+            copy = address.for_colab(json.loads(path.read_text(encoding="utf-8")), public, page)
+            _copy(path, folder / "colab" / page).write_text(json.dumps(copy, ensure_ascii=False), encoding="utf-8")
 
 
 def prepare(folder: Path) -> None:
@@ -55,6 +62,8 @@ def prepare(folder: Path) -> None:
 
     for path in _files(ROOT, COPIED):
         _copy(path, folder / path.relative_to(ROOT))
+    readme = folder / "README.md"  # its badges would be asked for elsewhere, and pages have buttons of their own
+    readme.write_text(address.BADGES.sub("", readme.read_text(encoding="utf-8")), encoding="utf-8")
     for path in _files(ROOT, NOTEBOOKS):
         text = json.dumps(notebook(json.loads(path.read_text(encoding="utf-8"))), ensure_ascii=False)
         _copy(path, folder / path.relative_to(ROOT)).write_text(text, encoding="utf-8")
