@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import address
+import play
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ("notebooks/*.ipynb", "notebooks/lab/*.ipynb", "exercises/*/*.ipynb")
@@ -39,6 +40,7 @@ def build(folder: Path) -> None:
         sys.exit(code)
     for spare in [folder / ".buildinfo", *folder.rglob("*.map"), *folder.glob("_static/*macros.html")]:
         spare.unlink()
+    shutil.rmtree(folder.parent / "jupyter_execute")  # where myst-nb puts notebooks that it has executed, which it hasn't
     if public := address.repository():
         for path in _files(ROOT, NOTEBOOKS[:2]):
             page = path.relative_to(ROOT).as_posix()
@@ -60,6 +62,7 @@ def prepare(folder: Path) -> None:
     for path in _files(ROOT / "docs" / "pages", ["*.md"]):
         _copy(path, folder / path.name)
     reference.write(folder / "api")
+    play.write(folder)
 
 
 def notebook(content: dict) -> dict:
