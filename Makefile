@@ -46,7 +46,7 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test ## what a type checker says of the library to its readers; half a minute the first time
 	$(BIN)/mypy
 
-pyodide: $(VENV)/.installed-test ## Python for browsers, in which a test runs theory; needs npm, and Node 18 or later to run
+pyodide: ## Python for browsers, in which a test and the site's planner run theory; needs npm, and Node 18 or later to run
 	npm install --no-save --no-audit --no-fund --loglevel error --prefix $(VENV) pyodide@314.0.7
 
 notebooks: $(VENV)/.installed-test ## executes lessons and labs in place and removes volatile metadata
@@ -68,11 +68,12 @@ address: ## writes the repository's address, which pyproject.toml has, wherever 
 	python3 docs/address.py
 
 SITE := .venv-site
-site: $(SITE)/.installed ## chapters, exercises, guides and the library's reference as static pages, in site/
+site: $(SITE)/.installed ## chapters, exercises, guides and the library's reference as static pages, in site/; after make pyodide with a planner
 	$(SITE)/bin/python docs/build.py
 
-site-test: site $(VENV)/.installed-test ## builds the site and opens every page, on a phone and on a laptop; needs Chromium
+site-test: site $(VENV)/.installed-test ## builds the site and opens every page, on a phone and on a laptop, and plans; needs Chromium
 	$(BIN)/python -m tests.browser.pages
+	$(BIN)/python -m pytest tests/browser/plan.py
 
 wheel: $(VENV)/.installed-test ## dist/manyranks-….whl, the library without the course
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .

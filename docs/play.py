@@ -130,7 +130,7 @@ def fsdp(recorded: Sequence[dict], ranks: int = 4) -> Picture:
         top, states = 20 + 47 * layer, [step["units"][layer] for step in recorded]
         picture.add(_text(26, top + 11, f"layer {layer + 1}", "small"))
         for kind, word in (("F", "forward"), ("B", "backward")):
-            picture.add(_text(26, top + 26, word, "small strong"), [step["does"] == f"{kind}{layer}" for step in recorded])
+            picture.add(_text(27, top + 26, word, "small"), [step["does"] == f"{kind}{layer}" for step in recorded])
         for rank in range(ranks):
             for part in range(ranks):
                 x, own = 58 + 78 * rank + 17 * part, part == rank
