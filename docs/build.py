@@ -50,7 +50,6 @@ def build(folder: Path) -> None:
     shutil.rmtree(folder.parent / "jupyter_execute", ignore_errors=True)  # myst-nb's own
     for spare in [folder / ".buildinfo", *folder.rglob("*.map"), *folder.glob("_static/*macros.html")]:
         spare.unlink()
-    shutil.rmtree(folder.parent / "jupyter_execute")  # where myst-nb puts notebooks that it has executed, which it hasn't
     if public := address.repository():
         for path in _files(ROOT, NOTEBOOKS[:2]):
             page = path.relative_to(ROOT).as_posix()
