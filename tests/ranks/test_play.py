@@ -1,13 +1,22 @@
-"""The page "Step by step": a new recording is equal to the one that is drawn, and each step shows what was recorded."""
+"""The page "Step by step": a new recording is equal to the one that is drawn, and each step shows what was recorded.
+
+In Chromium play.js steps, plays and stops; without JavaScript a step of each picture stays. (This isn't in tests/browser, where
+another playwright may be running.)
+"""
 
 import json
+import os
 import re
 import sys
 from importlib import import_module
 
 import pytest
+from playwright.sync_api import sync_playwright
 
+from tests.browser.lab import CHROMIUM
 from tests.conftest import ROOT
+
+PARTS = "() => [...document.querySelectorAll('[data-from]')].map(part => getComputedStyle(part).display !== 'none')"
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +88,78 @@ def test_fsdp_shows_the_bytes_that_ranks_held(docs, recorded):
         assert svg.count('class="dashed"') == dashed
     whole = [sum(bool(unit[0]) for unit in now["units"]) for now in recorded["fsdp"]]
     assert max(whole) == 2  # of three layers: the one that computes, and the next
+
+
+@pytest.fixture
+def picture(docs, recorded):
+    return docs("play").ring(recorded["ring"])
+
+
+@pytest.fixture
+def opened(picture):
+    """Opens a page with the picture, with JavaScript or without."""
+    if CHROMIUM is None:
+        why = "there is no chromium, chromium-browser or google-chrome on the PATH"
+        pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
+    static = ROOT / "docs" / "static"
+    parts = (
+        f"<style>{(static / 'site.css').read_text()}</style>{picture.html()}<script>{(static / 'play.js').read_text()}</script>"
+    )
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"]) as browser,
+    ):
+
+        def page(scripts: bool):
+            page = browser.new_page(java_script_enabled=scripts)
+            if scripts:
+                page.clock.install()
+            page.set_content(parts)
+            return page
+
+        yield page
+
+
+@pytest.mark.browser
+def test_buttons_keys_and_play_lead_to_the_same_steps(opened, picture):
+    page, last = opened(True), len(picture.says) - 1
+    caption, slider, play = page.locator("figcaption"), page.get_by_role("slider"), page.get_by_role("button").first
+
+    def at(step: int) -> list[bool]:
+        assert caption.inner_text() == f"{step} of {last}. {picture.says[step]}"
+        assert slider.get_attribute("aria-valuetext") == picture.says[step]
+        return page.evaluate(PARTS)
+
+    first = at(0)
+    page.get_by_label("one step on").click()
+    second = at(1)
+    assert first != second
+    slider.press("End")
+    at(last)
+    page.get_by_label("one step on").click()
+    at(last)
+    slider.press("Home")
+    assert at(0) == first
+    play.click()
+    assert play.inner_text() == "Pause"
+    page.clock.run_for(1300)
+    assert at(1) == second
+    play.click()
+    page.clock.run_for(5000)
+    at(1)
+    play.click()
+    page.clock.run_for(1200 * last)
+    at(last)
+    assert play.inner_text() == "Play"
+    page.get_by_label("one step back").click()
+    at(last - 1)
+
+
+@pytest.mark.browser
+def test_without_javascript_one_step_stays(opened, picture):
+    page = opened(False)
+    assert page.locator("figcaption").inner_text() == picture.says[3]
+    assert page.get_by_role("button").count() == 0
+    shown = [group.is_visible() for group in page.locator("[data-from]").all()]
+    assert any(shown)
+    assert not all(shown)
