@@ -56,7 +56,8 @@ exercises: $(VENV)/.installed-test ## generates exercises/ and the data of check
 	$(BIN)/python -m tests.grading.release
 	$(BIN)/python -m tests.grading.records
 
-gallery: $(VENV)/.installed-test ## pictures of the explorers, for the README; needs Chromium
+gallery: $(VENV)/.installed-test ## pictures of the explorers, for the README, and what the site plays; needs Chromium
+	$(BIN)/python docs/record.py
 	$(BIN)/python -m tests.browser.gallery
 
 bench: $(VENV)/.installed-bench ## speed, side by side with what a reader would use instead

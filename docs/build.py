@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import address
+import play
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ("notebooks/*.ipynb", "notebooks/lab/*.ipynb", "exercises/*/*.ipynb")
@@ -71,6 +72,7 @@ def prepare(folder: Path) -> None:
         _copy(path, folder / path.name)
     _copy(ROOT / "docs" / "pages" / "plan.md", folder / "plan.md").write_text(plan_page(PYODIDE.exists()), encoding="utf-8")
     reference.write(folder / "api")
+    play.write(folder)
 
 
 def plan_page(runs: bool) -> str:
