@@ -42,8 +42,15 @@ _YOURSELF = "call the `checkpoint` that you are given; where none is, write it y
 _ALLOWED = Allowed((f"{model.__name__}.Function",), hint=_YOURSELF)
 _HANDED = _ALLOWED._replace(given=(*_ALLOWED.given, f"{model.__name__}.Checkpoint"))
 _Task = partial(Task, "04_checkpointing", part=True, allowed=_ALLOWED)
-_FORWARD = "what forward runs"
-_holds = if_done(lambda seen: seen.results[_FORWARD] != "nothing", partial(at_most, unit=as_bytes))
+_FORWARD, _BACKWARD = "what forward runs", "what backward runs"
+
+
+def _ran(seen: Seen, should: Seen) -> bool:
+    """Whether functions ran in forward, and in backward where they must."""
+    return all(seen.results.get(k) != "nothing" or should.results.get(k) == "nothing" for k in (_FORWARD, _BACKWARD))
+
+
+_holds = if_done(_ran, partial(at_most, unit=as_bytes))
 
 
 def _trains(share: float, what: str, other_x: str = _OTHER_X) -> Judge:

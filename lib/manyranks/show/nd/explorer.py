@@ -16,7 +16,7 @@ from manyranks.show.bars import Bars, apart
 from manyranks.show.explorer import Board, Explorer, Measure, Said, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
 from manyranks.show.looks import STEP
-from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, bar, degrees, kept, written
+from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, bar, written
 from manyranks.show.scenario import BUBBLE, CLUSTERS, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
 from manyranks.show.setting import MUCH, tried
 from manyranks.theory import ModelShape, Plan, clusters, pipeline, planner
@@ -24,6 +24,7 @@ from manyranks.theory.nd import rules
 from manyranks.theory.planner import Found, Ranking
 from manyranks.theory.published import confidence
 from manyranks.theory.step import StepTime
+from manyranks.theory.written import degrees, kept
 
 MODELS = ("small GPT", "llama3.2-1b", "llama3-8b", "yi-34b", "llama3-70b", "gpt3-175b", "llama3-405b")
 MODELS += ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3")
