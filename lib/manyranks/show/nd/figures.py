@@ -224,11 +224,12 @@ def plans(found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the
     return fig
 
 
-def written(time: StepTime, size: float) -> str:
+def written(time: StepTime, size: float, short: bool = False) -> str:
     """Time and MFU of a step, and bytes of a GPU, with its memory where that's less: in two columns of Bars."""
     room = time.cluster.accelerator.memory
     full = f" of {units.size(room)}!" if size > room else ""
-    return f"{units.duration(time.seconds)}, MFU {time.mfu:.1%}|{units.size(size)}{full}"
+    mfu = f"{time.mfu:.0%}" if short else f"MFU {time.mfu:.1%}"
+    return f"{units.duration(time.seconds)}, {mfu}|{units.size(size)}{full}"
 
 
 def bar(time: StepTime) -> str:
