@@ -7,6 +7,7 @@ than the screen; nor may a picture be, outside of what scrolls by itself.
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -40,8 +41,9 @@ class _Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-def wrong(folder: Path) -> Iterator[str]:
-    """What is wrong with the pages, one by one."""
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[Page, str, list[str]]]:
+    """A tab, the site's address, and a list of what the browser complains about."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/"
@@ -52,13 +54,20 @@ def wrong(folder: Path) -> Iterator[str]:
         page.route("**/*", lambda route: _only(address, route, said))
         page.on("console", lambda message: said.append(f"says {message.text}") if message.type == "error" else None)
         page.on("pageerror", lambda error: said.append(f"raises {error}"))
+        yield page, address, said
+        browser.close()
+    server.shutdown()
+    server.server_close()
+
+
+def wrong(folder: Path) -> Iterator[str]:
+    """What is wrong with the pages, one by one."""
+    with opened(folder) as (page, address, said):
         for path in sorted(folder.rglob("*.html")):
             name = path.relative_to(folder).as_posix()
             page.goto(address + name)
-            yield from (f"{name} {each}" for each in (*_seen(page), *said))
+            yield from (f"{name} {each}" for each in (*seen(page), *said))
             said.clear()
-        browser.close()
-    server.shutdown()
 
 
 def _only(address: str, route, said: list[str]) -> None:
@@ -68,7 +77,8 @@ def _only(address: str, route, said: list[str]) -> None:
     route.abort()
 
 
-def _seen(page: Page) -> Iterator[str]:
+def seen(page: Page) -> Iterator[str]:
+    """What is too wide or has a card, on a phone and on a laptop, in both themes."""
     for theme in THEMES:
         page.emulate_media(color_scheme=theme)
         page.wait_for_function("theme => document.documentElement.dataset.theme === theme", arg=theme)
