@@ -191,14 +191,21 @@ def drawn_checkpoints(random: Random) -> list[Checkpoints]:
 
 
 class Odd(NamedTuple):
-    """A case of odd replicas. wrong: what one has that the others don't; "" where all agree."""
+    """A case of odd replicas. wrong: what one has that the others don't; "" where all agree; alike: odd ones agree."""
 
     wrong: str
     replicas: int = 1
+    alike: bool = False
     room = 128  # bytes that a rank may send beside what ours sends, such as a digest in words; the same in all cases
 
     def __str__(self) -> str:
-        who = "one replica" if self.replicas == 1 else f"each of {self.replicas} replicas"
+        who = (
+            "each of 2 replicas, which agree,"
+            if self.alike
+            else "one replica"
+            if self.replicas == 1
+            else f"each of {self.replicas} replicas"
+        )
         return f"{who} has {self.wrong}" if self.wrong else "with a NaN that all replicas have"
 
     def made(self, rank: int, ranks: int, seed: int) -> list[Tensor]:
@@ -215,7 +222,7 @@ class Odd(NamedTuple):
         parts[1][7] = float("nan")
         odd = drawn(seed, self).sample(range(ranks), self.replicas)
         if rank in odd and self.wrong:
-            row, i = big[3 + odd.index(rank)], int(torch.randint(29, (1,), generator=draw))
+            row, i = big[3 + (0 if self.alike else odd.index(rank))], int(torch.randint(29, (1,), generator=draw))
             if self.wrong == _SIGN:
                 parts[3][2] = -0.0
             elif self.wrong == _TWO_ELEMENTS:
@@ -254,6 +261,7 @@ _ONE_BIT, _TWO_ELEMENTS, _SIGN = "another lowest bit in one element", "two eleme
 ODDS = (
     *(Odd(""), Odd(_ONE_BIT), Odd("another lowest bit in an int64"), Odd(_TWO_ELEMENTS), Odd("two tensors swapped")),
     *(Odd(_SIGN), Odd("a NaN"), Odd("a NaN with other bits"), Odd("another lowest bit, each in another element", 2)),
+    Odd(_ONE_BIT, 2, alike=True),
 )
 
 # Task 6
@@ -327,6 +335,7 @@ def quorums(n: int) -> list[Roles]:
         Roles(roles("back", "healthy", "sick"), max(2, n - 1), room=64),
         Roles(roles("back", "sick"), 1, room=64),
         Roles(roles("healthy"), n),
+        *([Roles(("back", "healthy", *["back"] * (n - 2)), 1)] if n > 2 else []),
         Roles(roles("back", "healthy"), 1, turned=True),
         Roles(roles("sick", "healthy"), n, room=64, turned=True),
     ]
@@ -363,19 +372,22 @@ class Sick(NamedTuple):
 
 def log(seed: int) -> list[Entry]:
     """Returns the log of a run that broke."""
-    random, found = Random(seed), []
+    random, other, found = Random(seed), Random(seed + 1), []
     ranks, every, last = random.randint(6, 12), random.randint(6, 9), random.randint(3, 5)
-    dead, slow, hiccup, late, other = random.sample(range(ranks), 5)
+    dead, slow, hiccup, late, last_hit = random.sample(range(ranks), 5)
     compute, stall, size = random.randint(20, 40) / 8, random.randint(3, 9) / 4, random.randint(10**8, 10**9)
     seconds, steps, newest = compute * 1.5, every * last + random.randint(2, every - 1), every * last
     torn = {newest: late, newest - every: slow}  # the newest lacks a file, and the one before has one that was cut
     if seed != 1:  # how many, and whose, is drawn
         torn = dict(zip(torn, random.sample(range(ranks), random.randint(0, 2)), strict=False))
+    hits = {1: late, every + 2 if seed == 1 else other.randint(2, 3): hiccup, steps: last_hit}
     now = random.randint(50, 90) / 4  # the start takes this long
     for step in range(1, steps + 1):
-        hit = {1: late, every + 2: hiccup, steps: other}.get(step)
+        hit = hits.get(step)
         long = 0 if hit is None else 4 * compute
-        now += seconds + long + (stall if step % every == 1 and step > 1 else 0)
+        now += (
+            seconds * (1 if seed == 1 else other.uniform(0.97, 1.03)) + long + (stall if step % every == 1 and step > 1 else 0)
+        )
         for rank in random.sample(range(ranks), ranks):
             own = compute * (1.3 if rank == slow else random.randint(95, 105) / 100) + (long if rank == hit else 0)
             found.append(Entry(now, rank, "step", step, round(own, 3)))

@@ -70,8 +70,8 @@ def drawn_configs(random: Random, make: Callable) -> list:
     """Draws a configuration in each style. make: GPTConfig."""
     groups, heads, (ffn, vocab) = random.randint(1, 3), random.randint(1, 3), random.sample(range(20, 60), 2)
     sizes = random.randint(2, 4), 4 * groups * heads, groups * heads, ffn, vocab, random.randint(8, 20)
-    styles = {"llama": {"kv_heads": groups}, "gpt2": {}}
-    return [make(*sizes, **kv, style=style, tied=random.random() < 0.5) for style, kv in styles.items()]
+    styles, tied = {"llama": {"kv_heads": groups}, "gpt2": {}}, random.random() < 0.5  # one style's head is tied
+    return [make(*sizes, **kv, style=style, tied=tied == (style == "gpt2")) for style, kv in styles.items()]
 
 
 class Job(NamedTuple):

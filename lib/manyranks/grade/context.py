@@ -73,11 +73,11 @@ _NOTHING = (
 )
 _kinds = partial(values, alone=True, part=True)
 _MERGED = (
-    _kinds(0.4, "merges one part, two and three", ORDINARY, hint=_FORMULA),
+    _kinds(0.4, "merges one part, two and five", ORDINARY, hint=_FORMULA),
     _kinds(0.35, "is safe for large scores", LARGE, hint=_SAFE),
     _kinds(0.25, "is safe for queries that see nothing", HIDDEN, hint=_NOTHING),
 )
-_PARTS = *(Parts(n, ORDINARY) for n in (2, 3, 1)), Parts(3, LARGE), Parts(3, HIDDEN), Parts(1, HIDDEN)
+_PARTS = *(Parts(n, ORDINARY) for n in (2, 5, 1)), Parts(3, LARGE), Parts(3, HIDDEN), Parts(1, HIDDEN)
 _PAIRS = (
     "unpack|out of range|must match the size|not supported between|index",
     "parts is a list of pairs, o_SBAD and lse_SBA: lse[..., None] has a place for D",

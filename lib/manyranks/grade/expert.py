@@ -114,7 +114,7 @@ def _routed(case: Case, rank: int, n: int, seed: int) -> tuple:
 
 
 _LOGITS = "the gates are made of the logits, without detach or no_grad, also in their sum; the bias only chooses"
-_ROUTERS = Case((7,), 12, 3, n=4, limit=2), Case((5,), 8, 2, n=4, limit=2, liked=-1000), Case((6,), 9, 3, n=3, limit=1)
+_ROUTERS = Case((60,), 12, 3, n=4, limit=2), Case((5,), 8, 2, n=4, limit=2, liked=-1000), Case((6,), 9, 3, n=3, limit=1)
 route = _task(
     *("route(logits_TE, bias_E, top_k, n, limit)", 3, _script("logits_TE bias_E", _PAIR, _OF_PAIR)),
     (
@@ -139,7 +139,7 @@ drop = _task(
         silent(0.15, "asks no other rank", _ITS_OWN, each_world=True),
     ),
     lambda n: (
-        Case((16, 18, 13, 11)[:n], 2 * n, 2, factor=3 * n / 16, liked=3),
+        Case((16, 18, 13, 11)[:n], 2 * n, 3, factor=3 * n / 16, liked=3),
         Case((11, 0, 6, 13)[:n], n, min(2, n - 1), factor=0.75, liked=1),
     ),
     make=lambda case, rank, n, seed: (*case.mine(rank, seed)[:2], case.E, case.factor),

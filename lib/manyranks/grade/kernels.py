@@ -128,7 +128,7 @@ copy_rows = _kernel_task(
         _moves(0.3, "loads touch each sector once", "loads", _TILE),
         _moves(0.3, "stores touch each sector once", "stores", _TILE),
     ),
-    cases=(Matrix(64, 96, even=True), Matrix(45, 70)),
+    cases=(Matrix(64, 96, even=True), Matrix(70, 150)),
     make=lambda case, rank, n, seed: (_drawn(case, seed, (case.columns, case.rows))[0].T,),
     unexplained="tile [i, j] of x goes to [i, j] of out, and a mask cuts off what lies beyond R and C",
 )
@@ -152,7 +152,7 @@ softmax_columns = _kernel_task(
         _moves(0.3, "loads and stores each element once", "bytes", "a program loads its tile once, keeps it, and stores once"),
         _moves(0.2, "its lanes share sectors", "sectors", "a warp's lanes run along a row of x: a program takes many columns"),
     ),
-    cases=(Matrix(24, 64, even=True), Matrix(37, 50)),
+    cases=(Matrix(24, 64, even=True), Matrix(70, 100)),
     make=_columns,
     unexplained="exp(x − the column's maximum) ÷ their sum over the column; rows beyond R must not count",
 )
@@ -161,8 +161,7 @@ softmax_columns = _kernel_task(
 
 
 def _factors(case: Product, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, int, int]:
-    a, b = (each.to(case.dtype) for each in _drawn(case, seed, (case.m, case.k), (case.n, case.k)))
-    return a, b, case.budget, case.shared
+    return *case.factors(*_drawn(case, seed, (case.m, case.k), (case.n, case.k))), case.budget, case.shared
 
 
 def _within(case: Product, counted: Counted) -> dict:
@@ -224,7 +223,7 @@ loss = _kernel_task(
             "load the tile of tokens before the loop, loop once, and take the target's logit from the tile of logits",
         ),
     ),
-    cases=(Tokens(37, 100, 24, 0.01, 6.0), Tokens(32, 70, 16, 0.5, 0.2)),  # logits of ±100, and small ones
+    cases=(Tokens(37, 150, 24, 0.01, 6.0), Tokens(32, 70, 16, 0.5, 0.2)),  # logits of ±100, and small ones
     make=_of_loss,
     unexplained="lse is the maximum + log of the sum of exp(logit − maximum); the loss is lse − target's logit + z · lse²",
 )
@@ -249,7 +248,7 @@ attend = _kernel_task(
         _moves(0.3, "loads no tile that nobody sees, and no tile twice", "load|tile", _PASS, needs=2),
         _moves(0.15, "stores the output and one number per row", "store", "no score leaves the chip", needs=2),
     ),
-    cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 17), Window(2, 48, 16, 3)),
+    cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 17), Window(2, 48, 40, 18)),
     make=_heads,
     unexplained="query i sees keys i − window + 1 to i, scores are q · k / √D; where none was seen yet, −inf − (−inf) is NaN",
 )
@@ -296,7 +295,7 @@ attention = _task(
         _less(0.1, "keeps q, k, v, the output and the log-sum-exp only", "keeps", _SAVED, 300),
         _less(0.1, "holds a few tiles at a time", "at one time", _DROP, _ROOM, grain=4096),
     ),
-    cases=(Heads(2, 256, 8, 16), Heads(1, 41, 5, 16)),
+    cases=(Heads(2, 256, 8, 16), Heads(1, 41, 5, 8)),
     make=lambda case, rank, n, seed: (case.tile, [normal((case.heads, case.rows, case.head), seed, case, i) for i in range(4)]),
     allowed=Allowed(),
     advice=(

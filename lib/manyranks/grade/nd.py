@@ -1,7 +1,6 @@
 """Checks of exercise 10_nd_parallel. Meshes have any axes in any order; gradients are averaged on worlds of 6 and 8 ranks.
 
-An order of axes is judged by the bytes that it sends from node to node. Sick clusters are steps that ran on real ranks,
-with the times of a virtual clock: learners have the first one of each kind.
+An order of axes is judged by its bytes between nodes. Sick clusters are steps of real ranks, with a virtual clock's times.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -167,8 +166,9 @@ _JOBS = {6: [{"dp": 3, "tp": 2}], 8: [{"dp": 2, "tp": 2, "cp": 2}, {"cp": 2, "pp
 
 def _drawn_jobs(random: Random, n: int) -> list[Sizes]:
     """Draws which axes there are beside tp, and their order."""
-    axes = [(random.choice(("dp", "cp")), 3)] if n == 6 else [(axis, 2) for axis in random.sample(("dp", "cp", "pp"), 2)]
-    return [dict(random.sample([*axes, ("tp", 2)], len(axes) + 1))]
+    degrees = random.choice(((2, 3), (3, 2))) if n == 6 else (2, 2, 2)
+    axes = ["tp", *random.sample(("dp", "cp", *["pp"] * (n == 8)), len(degrees) - 1)]
+    return [dict(random.sample([*zip(axes, degrees, strict=True)], len(axes)))]
 
 
 average = Task(
