@@ -14,12 +14,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote
 
+import packs
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ("notebooks/*.ipynb", "notebooks/lab/*.ipynb", "exercises/*/*.ipynb")
 COPIED = ("*.md", "LICENSE", "docs/gallery/*", "docs/train.sbatch", "notebooks/images/*", "notebooks/train/*.py")
 _LINK = re.compile(r"(\]\((?!\w+:)[^)#\s]*#)([^)\s]+)\)")
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _NOTE = "manyranks-note"  # "run this cell to get the controls"
+_EXPLORER = re.compile(r"show\.(?:(\w+)\.explorer|collectives\.(stepper))\(")
 
 
 def build(folder: Path) -> None:
@@ -35,6 +38,7 @@ def build(folder: Path) -> None:
     strict = ["-q", "-W", "--keep-going", "-c", str(ROOT / "docs"), "-d", str(made / "doctrees")]
     if code := sphinx([*strict, str(made / "pages"), str(folder)]):
         sys.exit(code)
+    shutil.copytree(packs.PACKS, folder / "_static" / "packs", ignore=shutil.ignore_patterns("*.json"), dirs_exist_ok=True)
     for spare in [folder / ".buildinfo", *folder.rglob("*.map"), *folder.glob("_static/*macros.html")]:
         spare.unlink()
 
@@ -62,7 +66,19 @@ def notebook(content: dict) -> dict:
         else:
             _fold(cell["metadata"])
             cell["outputs"] = [output for output in cell["outputs"] if _stays(output.get("data", {}))]
+            if explorer := _EXPLORER.search("".join(cell["source"])):
+                _make_live(cell["outputs"], explorer[1] or explorer[2])
     return content
+
+
+def _make_live(outputs: list[dict], name: str) -> None:
+    """Puts the controls above an explorer's picture, and its tiles below, if packs.py has drawn what the picture shows."""
+    made = packs.made(name)
+    stored = "".join("".join(output.get("data", {}).get("text/plain", [])) for output in outputs)
+    if made is None or made["repr"] != stored:
+        return print(f"the {name} explorer is a picture:", "its pack is of another setting" if made else "run make packs first")
+    above, below = ({"output_type": "display_data", "metadata": {}, "data": {"text/html": made[k]}} for k in ("above", "below"))
+    outputs[:] = [above, *outputs, below]
 
 
 def with_slugs(text: str) -> str:

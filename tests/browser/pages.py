@@ -4,6 +4,7 @@ Each page is seen on a phone and on a laptop, in both themes. It may ask for not
 than the screen; nor may a picture be, outside of what scrolls by itself.
 """
 
+import contextlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -40,8 +41,9 @@ class _Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-def wrong(folder: Path) -> Iterator[str]:
-    """What is wrong with the pages, one by one."""
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[tuple[str, Page, list[str]]]:
+    """The address of this folder, a page, and what is wrong with it so far: what it has asked for and reported."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/"
@@ -52,13 +54,19 @@ def wrong(folder: Path) -> Iterator[str]:
         page.route("**/*", lambda route: _only(address, route, said))
         page.on("console", lambda message: said.append(f"says {message.text}") if message.type == "error" else None)
         page.on("pageerror", lambda error: said.append(f"raises {error}"))
+        yield address, page, said
+        browser.close()
+    server.shutdown()
+
+
+def wrong(folder: Path) -> Iterator[str]:
+    """What is wrong with the pages, one by one."""
+    with served(folder) as (address, page, said):
         for path in sorted(folder.rglob("*.html")):
             name = path.relative_to(folder).as_posix()
             page.goto(address + name)
             yield from (f"{name} {each}" for each in (*_seen(page), *said))
             said.clear()
-        browser.close()
-    server.shutdown()
 
 
 def _only(address: str, route, said: list[str]) -> None:
