@@ -32,13 +32,16 @@ def build(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not (folder / "api" / "manyranks.html").exists():
         sys.exit(f"{folder} has something else than an earlier site: give another folder")
     made = ROOT / "build"
-    for stale in (folder, made / "pages", made / "doctrees"):
+    for stale in (folder, made / "pages", made / "doctrees", made / "html"):
         shutil.rmtree(stale, ignore_errors=True)
     prepare(made / "pages")
     strict = ["-q", "-W", "--keep-going", "-c", str(ROOT / "docs"), "-d", str(made / "doctrees")]
-    if code := sphinx([*strict, str(made / "pages"), str(folder)]):
+    if code := sphinx([*strict, str(made / "pages"), str(made / "html")]):  # MyST-NB writes code beside it
         sys.exit(code)
-    shutil.copytree(packs.PACKS, folder / "_static" / "packs", ignore=shutil.ignore_patterns("*.json"), dirs_exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(made / "html", folder)
+    if packs.PACKS.exists():
+        shutil.copytree(packs.PACKS, folder / "_static" / "packs", ignore=shutil.ignore_patterns("*.json"))
     for spare in [folder / ".buildinfo", *folder.rglob("*.map"), *folder.glob("_static/*macros.html")]:
         spare.unlink()
 

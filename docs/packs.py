@@ -31,19 +31,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKS = ROOT / "build" / "packs"
-NAMES = ("hardware", "stepper", "collectives", "data_parallel", "zero", "checkpointing", "pipeline", "tensor", "context")
-    "hardware",
-    "stepper",
-    "collectives",
-    "data_parallel",
-    "zero",
-    "checkpointing",
-    "pipeline",
-    "tensor",
-    "context",
-    "expert",
-)
-NAMES += ("expert", "mfu", "nd", "kernels", "failures")
+NAMES = ["hardware", "stepper", "collectives", "data_parallel", "zero", "checkpointing", "pipeline", "tensor", "context"]
+NAMES += ["expert", "mfu", "nd", "kernels", "failures"]
 MOST, BYTES, FEWEST = 1000, 600_000, 6
 _PACKAGES = "matplotlib", "numpy", "ipywidgets"
 # What the font needs: letters, Greek, punctuation, sub- and superscripts, arrows, signs.
