@@ -148,7 +148,7 @@ class States:
             explorer._said = None  # or tiles would say what was before
             explorer.set(**values)
             idle = " ".join(name for name, control in explorer.controls.items() if control.disabled)
-            lines = [explorer._line.value, html.escape(explorer.status), idle]
+            lines = [explorer._line.value, explorer.status, idle]
             if not explorer.status.startswith("Not possible"):
                 lines += [explorer.tiles.value.partition("</style>")[2], *self._svg()]
             self._seen[key] = lines if explorer.values == values else []
@@ -196,7 +196,7 @@ class States:
             for name, place in zip([*self.explorer.presets, "Reset"], [*others, first], strict=True)
         )
         controls = "".join(self._control(name, values, at) for (name, values), at in zip(offered.items(), first, strict=True))
-        above = f"""<div class="explorer" data-pack="{self.name}"><fieldset disabled><div>{controls}</div>
+        above = f"""<div class="explorer" data-pack="{self.name}" data-apart="{radius}"><fieldset disabled><div>{controls}</div>
 <p>{"Try" * bool(others)} {buttons} <small role="status"></small></p></fieldset><p role="status">{line}</p></div>"""
         says = html.escape(self._says(offered, radius, count))
         below = f"""<div class="below"><div class="tiles">{tiles}</div><p class="plays">{says}</p>

@@ -34,7 +34,7 @@
             back.textContent = gone.join(", ");
             for (const each of [picture, tiles]) each.classList.toggle("faded", numbers === undefined);
             if (numbers !== undefined) [tiles.innerHTML, picture.innerHTML] = [numbers, svg.join("\n")];
-            picture.firstElementChild.ariaLabel = new DOMParser().parseFromString(status, "text/html").body.textContent;
+            picture.setAttribute("aria-label", status);
             for (const each of [sentence, tiles]) each.style.minHeight = `${each.offsetHeight}px`; // what is below stays there
         };
 
@@ -51,6 +51,7 @@
                 show();
             });
         picture.className = "picture";
+        picture.setAttribute("role", "img");
         cell.querySelector("a:has(> img)").replaceWith(picture);
         form.disabled = false;
         show();
