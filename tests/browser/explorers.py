@@ -128,7 +128,7 @@ def _move(page: Page, control: Locator, to: int) -> None:
 
 
 def _apart(picture: Locator, png: bytes) -> float:
-    """How far two pictures are from each other in the mean, both blurred, since neither's lines are sharp at the same places."""
+    """The mean difference of two pictures, blurred: their lines are sharp at different places."""
     shown, wanted = (Image.open(io.BytesIO(each)).convert("RGBA") for each in (picture.screenshot(), png))
     both = [Image.alpha_composite(Image.new("RGBA", each.size, "white"), each).convert("L") for each in (shown, wanted)]
     size = (wanted.width // 80, wanted.height // 80)
