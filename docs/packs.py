@@ -76,6 +76,7 @@ def make(name: str, most: int = MOST) -> str:
         offered, radius = states.offered(few)
         pack = states.pack(offered, radius)
         few = int(0.9 * few * BYTES / len(pack))
+    path.unlink(missing_ok=True)  # it goes with another pack
     path.with_suffix(".pack").write_bytes(pack)
     says = states.described(offered, radius)
     about = {"files": _sources(), "versions": versions, "most": most, **says}
@@ -205,14 +206,16 @@ class States:
 
     def _says(self, offered: dict[str, list], radius: int, count: int) -> str:
         """What a page has of the explorer."""
+        if len(offered) == 1:
+            return f"Here are {count} of {len(next(iter(self.options.values())))} settings, drawn beforehand."
         less = []
         for name, control in self.explorer.controls.items():
             if missing := len(whole := self.options[name]) - len(offered[name]):
                 less.append(f"{control.description} ({missing} of {len(whole)})")
         says = f"Here are {count:,} settings, drawn beforehand"
-        if len(offered) > 1 and radius == 2:
+        if radius == 2:
             says += ": at most two controls differ from Reset, or one from another button; one more undoes the oldest change"
-        elif len(offered) > 1:
+        else:
             says += ": one control at a time differs from the button taken last; the next one undoes its change"
         says += f". Values left out: {', '.join(less)}" if less else ""
         return f"{says}. In JupyterLab everything combines, and real ranks measure."
