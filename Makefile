@@ -7,11 +7,11 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test test-all test-strict test-gpu labs lint types pyodide notebooks exercises gallery bench packs site site-test wheel clean
+.PHONY: lab venv test test-all test-strict test-gpu labs lint types pyodide notebooks exercises gallery bench address packs site site-test wheel clean
 
 FIRST := notebooks/00_start_here.ipynb
-lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
-	JUPYTER_CONFIG_PATH="$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/$(FIRST)
+lab: $(VENV)/.installed ## opens JupyterLab on chapter 00; LAB has more of JupyterLab's options
+	JUPYTER_CONFIG_PATH="$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/$(FIRST) $(LAB)
 
 venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
 
@@ -46,7 +46,7 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test ## what a type checker says of the library to its readers; half a minute the first time
 	$(BIN)/mypy
 
-pyodide: $(VENV)/.installed-test ## Python for browsers, in which a test runs theory; needs npm, and Node 18 or later to run
+pyodide: ## Python for browsers, in which a test and the site's planner run theory; needs npm, and Node 18 or later to run
 	npm install --no-save --no-audit --no-fund --loglevel error --prefix $(VENV) pyodide@314.0.7
 
 notebooks: $(VENV)/.installed-test ## executes lessons and labs in place and removes volatile metadata
@@ -56,25 +56,30 @@ exercises: $(VENV)/.installed-test ## generates exercises/ and the data of check
 	$(BIN)/python -m tests.grading.release
 	$(BIN)/python -m tests.grading.records
 
-gallery: $(VENV)/.installed-test ## pictures of the explorers, for the README; needs Chromium
+gallery: $(VENV)/.installed-test ## pictures of the explorers, for the README, and what the site plays; needs Chromium
+	$(BIN)/python docs/record.py
 	$(BIN)/python -m tests.browser.gallery
 
 bench: $(VENV)/.installed-bench ## speed, side by side with what a reader would use instead
 	$(PIP) install --no-deps --target $(VENV)/peers --upgrade jupyter-distributed==0.1.1 # apart: it'd restart every kernel here
 	$(BIN)/python -m benchmarks
 
+address: ## writes the repository's address, which pyproject.toml has, wherever it belongs
+	python3 docs/address.py
+
 SITE := .venv-site
-site: $(SITE)/.installed ## chapters, exercises, guides and the library's reference as static pages, in site/
+site: $(SITE)/.installed ## chapters, exercises, guides and the library's reference as static pages, in site/; after make pyodide with a planner
 	$(SITE)/bin/python docs/build.py
 
 packs: $(VENV)/.installed-test ## the explorers' states, for `make site` to take: with them, explorers move without Python
 	$(BIN)/python docs/packs.py
 
-site-test: $(VENV)/.installed-test $(SITE)/.installed ## builds the site, opens every page, and plays every explorer; needs Chromium
+site-test: $(VENV)/.installed-test $(SITE)/.installed ## builds the site, opens every page, plays every explorer, and plans; needs Chromium
 	$(BIN)/python docs/packs.py 1 # the fewest states, unless there are more
 	$(SITE)/bin/python docs/build.py
 	$(BIN)/python -m tests.browser.pages
 	$(BIN)/python -m tests.browser.explorers
+	$(BIN)/python -m pytest tests/browser/plan.py
 
 wheel: $(VENV)/.installed-test ## dist/manyranks-….whl, the library without the course
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .

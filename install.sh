@@ -6,6 +6,7 @@
 #   TORCH        another PyTorch than the course's, such as 2.15.0
 #   TORCH_INDEX  the address of a second package index, for a smaller PyTorch
 #   UV           uv's path; uv installs if it's on the PATH; otherwise, or if UV is empty, pip does
+#   UV_TORCH_BACKEND  for uv: which of PyTorch's own builds, such as cpu
 set -eu
 cd "$(dirname "$0")"
 extra=${1:-grade} venv=${VENV:-.venv} uv=${UV-$(command -v uv || true)}
@@ -75,6 +76,10 @@ if [ -z "$list" ] && ! "$venv/bin/python" -c 'import importlib.metadata as m; m.
     fi
     echo "The first installation downloads $size. If it's interrupted, run it again."
 fi
+if [ -n "$uv" ] && [ -z "$list" ] && [ -n "${UV_TORCH_BACKEND:-}" ]; then # uv would look for Triton, too, among PyTorch's builds alone
+    "$uv" pip install --python "$venv/bin/python" --constraint "$constraints" torch || stop "uv couldn't install PyTorch's build '$UV_TORCH_BACKEND'; it says why above"
+fi
+unset UV_TORCH_BACKEND
 if [ -n "$uv" ]; then
     set -- "$uv" pip install --python "$venv/bin/python" ${TORCH_INDEX:+--index "$TORCH_INDEX" --index-strategy unsafe-best-match}
 else

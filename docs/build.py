@@ -7,18 +7,27 @@ places of their sources, so links keep their form: notebooks/03_zero.ipynb becom
 
 import html
 import json
+import os
 import re
 import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
+import address
 import packs
+import play
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ("notebooks/*.ipynb", "notebooks/lab/*.ipynb", "exercises/*/*.ipynb")
 COPIED = ("*.md", "LICENSE", "docs/gallery/*", "docs/train.sbatch", "notebooks/images/*", "notebooks/train/*.py")
+PYODIDE = ROOT / os.environ.get("VENV", ".venv") / "node_modules" / "pyodide"  # where `make pyodide` puts it
+RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip")
+LIBRARY = ("__init__.py*", "lazy.py", "progress_bar.py")  # beside theory and timeline
+LIBRARY += tuple(f"{floor}/**/*.{kind}" for floor in ("theory", "timeline") for kind in ("py", "pyi", "csv"))
+_NO_PLANNER = "This copy of the site was built without the planner: `make pyodide site` builds it with it.\n"
 _LINK = re.compile(r"(\]\((?!\w+:)[^)#\s]*#)([^)\s]+)\)")
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _NOTE = "manyranks-note"  # "run this cell to get the controls"
@@ -32,18 +41,24 @@ def build(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not (folder / "api" / "manyranks.html").exists():
         sys.exit(f"{folder} has something else than an earlier site: give another folder")
     made = ROOT / "build"
-    for stale in (folder, made / "pages", made / "doctrees", made / "html"):
+    for stale in (folder, made / "pages", made / "doctrees"):
         shutil.rmtree(stale, ignore_errors=True)
     prepare(made / "pages")
     strict = ["-q", "-W", "--keep-going", "-c", str(ROOT / "docs"), "-d", str(made / "doctrees")]
-    if code := sphinx([*strict, str(made / "pages"), str(made / "html")]):  # MyST-NB writes code beside it
+    if code := sphinx([*strict, str(made / "pages"), str(folder)]):
         sys.exit(code)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(made / "html", folder)
     if packs.PACKS.exists():
         shutil.copytree(packs.PACKS, folder / "_static" / "packs", ignore=shutil.ignore_patterns("*.json"))
+    if PYODIDE.exists():
+        planner(folder / "_static" / "planner")
+    shutil.rmtree(folder.parent / "jupyter_execute", ignore_errors=True)  # myst-nb's own
     for spare in [folder / ".buildinfo", *folder.rglob("*.map"), *folder.glob("_static/*macros.html")]:
         spare.unlink()
+    if public := address.repository():
+        for path in _files(ROOT, NOTEBOOKS[:2]):
+            page = path.relative_to(ROOT).as_posix()
+            copy = address.for_colab(json.loads(path.read_text(encoding="utf-8")), public, page)
+            _copy(path, folder / "colab" / page).write_text(json.dumps(copy, ensure_ascii=False), encoding="utf-8")
 
 
 def prepare(folder: Path) -> None:
@@ -52,12 +67,43 @@ def prepare(folder: Path) -> None:
 
     for path in _files(ROOT, COPIED):
         _copy(path, folder / path.relative_to(ROOT))
+    readme = folder / "README.md"  # its badges would be asked for elsewhere, and pages have buttons of their own
+    readme.write_text(address.BADGES.sub("", readme.read_text(encoding="utf-8")), encoding="utf-8")
     for path in _files(ROOT, NOTEBOOKS):
         text = json.dumps(notebook(json.loads(path.read_text(encoding="utf-8"))), ensure_ascii=False)
         _copy(path, folder / path.relative_to(ROOT)).write_text(text, encoding="utf-8")
     for path in _files(ROOT / "docs" / "pages", ["*.md"]):
         _copy(path, folder / path.name)
+    _copy(ROOT / "docs" / "pages" / "plan.md", folder / "plan.md").write_text(plan_page(PYODIDE.exists()), encoding="utf-8")
     reference.write(folder / "api")
+    play.write(folder)
+
+
+def plan_page(runs: bool) -> str:
+    """ "Plan your run", with what the library has in the form's lists; without the form where Pyodide isn't there to run it."""
+    sys.path.insert(0, str(ROOT / "lib"))
+    from planner import lists
+
+    text, form, rest = (ROOT / "docs" / "pages" / "plan.md").read_text(encoding="utf-8").partition("```{raw} html")
+    for name, options in lists().items():
+        rest = rest.replace(f"{{{name}}}", options)
+    return text + (form + rest if runs else _NO_PLANNER)
+
+
+def planner(folder: Path) -> None:
+    """Copies Pyodide for that page, and packs the part of the library that it runs there."""
+    for name in RUNTIME:
+        _copy(PYODIDE / name, folder / name)
+    pack(folder / "manyranks.zip")
+
+
+def pack(target: Path) -> None:
+    """Zips theory and timeline with docs/planner.py. The zip is the same whenever it's made."""
+    library = ROOT / "lib"
+    files = {str(path.relative_to(library)): path for path in _files(library / "manyranks", LIBRARY)}
+    with ZipFile(target, "w") as packed:
+        for name, path in (files | {"planner.py": ROOT / "docs" / "planner.py"}).items():
+            packed.writestr(ZipInfo(name), path.read_bytes(), ZIP_DEFLATED)
 
 
 def notebook(content: dict) -> dict:

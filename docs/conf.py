@@ -4,17 +4,20 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import address
 from docutils.nodes import SkipNode, Text
 from latex2mathml.converter import convert
 from sphinx.addnodes import pending_xref, pending_xref_condition
 
+REPOSITORY = address.repository()
 # The site's own address, such as https://someone.github.io/many-ranks/; a sitemap and previews of links need it.
-ADDRESS = os.environ.get("SITE_ADDRESS", "http://localhost:8000/")
+ADDRESS = os.environ.get("SITE_ADDRESS") or address.site(REPOSITORY)
 
 project = html_title = "Many Ranks"
 author = "the authors of Many Ranks"
 root_doc = "index"
-extensions = ["myst_nb", "sphinx_copybutton", "sphinxext.opengraph", "sphinx_sitemap", "notfound.extension"]
+extensions = ["myst_nb", "sphinx_copybutton", "notfound.extension"]
+extensions += ["sphinxext.opengraph", "sphinx_sitemap"] if ADDRESS else []
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 
 nb_execution_mode = "off"  # pages show what was stored
@@ -42,6 +45,9 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "show_toc_level": 2,
+    "repository_url": REPOSITORY,
+    "use_repository_button": bool(REPOSITORY),
+    "use_issues_button": bool(REPOSITORY),
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
@@ -53,7 +59,7 @@ ogp_image = "_images/chapter_10_explorer.png"
 ogp_social_cards = {"enable": False}  # they need matplotlib
 sitemap_url_scheme = "{link}"
 sitemap_show_lastmod = False
-notfound_urls_prefix = urlsplit(ADDRESS).path
+notfound_urls_prefix = urlsplit(ADDRESS).path or "/"
 
 
 def _formula(display: str):
@@ -73,8 +79,22 @@ def _exact(app, page) -> None:
         shown[:] = [Text(shown.astext().rpartition(".")[2])]
 
 
+_ICONS = {"Binder": "_static/images/logo_binder.svg", "Colab": "_static/images/logo_colab.png", "Codespaces": "fab fa-github"}
+
+
+def _launch(app, page, template, context, doctree) -> None:
+    """A notebook's page has buttons that run it elsewhere. The theme's own don't know Codespaces."""
+    links = address.launches(REPOSITORY, page + context.get("page_source_suffix", ""))
+    about = {"type": "link", "tooltip": "Run this notebook, without installing anything"}
+    buttons = [about | {"text": name, "url": link, "icon": _ICONS[name]} for name, link in links.items()]
+    if buttons:
+        shown = {"tooltip": about["tooltip"], "icon": "fas fa-rocket", "label": "launch-buttons"}
+        context["header_buttons"].append(shown | {"type": "group", "buttons": buttons})
+
+
 def setup(app) -> None:
     """Formulas are MathML, which browsers draw without a script."""
+    app.connect("html-page-context", _launch, priority=900)  # after the theme, which makes header_buttons
     app.connect("doctree-read", _exact)
     app.add_html_math_renderer("mathml", _formula("inline"), _formula("block"))
 

@@ -11,7 +11,7 @@ from importlib import import_module
 
 from manyranks import lazy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = lazy.names(__name__, __file__)
 

@@ -164,6 +164,12 @@ def knows_parameters(function, x):
 
     return Own.apply(y.detach(), x, *others) if y.requires_grad else y
 
+@slip("checkpoint", says="not judged, for the work was not done")
+def never_goes_back(function, x):
+    with torch.no_grad():
+        y = function(x)
+    return y.requires_grad_(torch.is_grad_enabled())
+
 @slip("checkpoint", points=2.8, says="under torch.no_grad(), the result under no_grad: element 0 is")
 def first_row_only(function, x):
     return Right()(function, x) if torch.is_grad_enabled() else function(x)[:1].expand(len(x), -1)
@@ -350,7 +356,7 @@ rounds_down_with_the_last = sqrt(f"{DOWN}. And {LAST}", 0.8)(in_segments(lambda 
 makes_three_segments = sqrt(THREE, 1.2)(in_segments(lambda n: lengths_of(n, lambda root: min(3, n))))
 leaves_the_rest_out = sqrt(REST, 0.8)(in_segments(lambda n: [n // len(lengths_of(n))] * len(lengths_of(n))))
 checkpoints_a_single_layer = sqrt(ONE, 1.2)(lambda c, layers, x: in_segments(last=len(layers) == 1)(c, layers, x))
-runs_nothing = sqrt(says="not judged, for nothing was done")(lambda checkpoint, layers, x: x * 1)
+runs_nothing = sqrt(says="not judged, for the work was not done")(lambda checkpoint, layers, x: x * 1)
 has_the_arguments_the_other_way_round = sqrt(says="the function comes first")(lambda c, layers, x: c(x, layers[0]))
 
 @sqrt(CHUNKS, 1.2)
@@ -396,7 +402,7 @@ ends_too_late = core(f"it ends too late. {MORE}", 0.6)(
 )
 gives_the_cores_result = core(says="and not what the core returns")(lambda c, layer, x: layer.output(c(first_two(layer, x), x)))
 
-@core("no gradient comes through no_grad, or through detach: a checkpoint of the core is what autograd has to see", 0.3)
+@core("no gradient comes through no_grad, or through detach: a checkpoint of the core is what autograd has to see")
 def runs_the_core_under_no_grad(checkpoint, layer, x):
     qkv = layer.project(x)
     with torch.no_grad():

@@ -200,12 +200,11 @@ class SendsAndReceivesTogether(RightStep):
 
     def order(self, actions):
         self.steady = {i for (kind, i), (other, _) in pairwise(actions) if (kind, other) == ("F", "B")}
-        self.early = []
+        self.early, self.forwards = [], [i for kind, i in actions if kind == "F"]
         return actions
 
     def send(self, tensor, to):
-        i = max(self.flying, default=-1) + 1
-        if to < self.rank or i not in self.steady or len(set(self.shapes)) > 1:
+        if to < self.rank or self.forwards.pop(0) not in self.steady or len(set(self.shapes)) > 1:
             return super().send(tensor, to)
         x = self.buffer(0)
         for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, to), dist.P2POp(dist.irecv, x, to)]):

@@ -368,8 +368,8 @@ slip("place", "most_outside", 0,
     "the axis with the fewest bytes is innermost there: neighbours share a node, so the last axis stays inside",
     lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get, reverse=True)))
 slip("place", "InnermostFirst", 0, TURNED, Place, form=lambda self, order: order[::-1])
-slip("place", "most_inside", 1.5, MOST_INSIDE, lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get)))
-slip("place", "AllOrNothing", 1.5,
+slip("place", "most_inside", 0, MOST_INSIDE, lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get)))
+slip("place", "AllOrNothing", 0,
     "an axis larger than what is left of a node leaves it at some hops of its ring only: count these, not all its bytes", Place,
     share=lambda self, order, i: float(Place.share(self, order, i) > 0))
 slip("place", "WithoutSingleRanks", 0, "", Place, says="an axis of degree 1 stands in it, too",
@@ -389,11 +389,11 @@ def plan():
 
 @also_right("plan")
 def by_hand():
-    return theory.Plan(dp=32, pp=4, cp=2, tp=4, **JOB, virtual=10)
+    return theory.Plan(dp=64, pp=2, cp=2, tp=4, **JOB, virtual=8)
 
 @also_right("plan")
-def without_a_pipeline():
-    return theory.Plan(dp=128, cp=2, tp=4, **JOB, zero=2)
+def more_context():
+    return theory.Plan(dp=64, pp=2, cp=4, tp=2, **JOB, virtual=6, zero=2, recompute="none")
 
 @mistake("plan", says="the answer is one plan, written down")
 def searched():

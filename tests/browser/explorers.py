@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Locator, Page
 
-from tests.browser.pages import served
+from tests.browser.pages import opened
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -35,7 +35,7 @@ def wrong(folder: Path) -> Iterator[str]:
     """What is wrong with the explorers, one by one."""
     pages = {name: page for page in sorted(folder.rglob("*.html")) for name in _names(page)}
     yield from (f"{name}: no page has it" for name in packs.NAMES if name not in pages)
-    with served(folder) as (address, page, said):
+    with opened(folder) as (page, address, said):
         page.set_viewport_size({"width": 1280, "height": 900})
         for name, path in pages.items():
             page.goto(address + path.relative_to(folder).as_posix())

@@ -4,10 +4,10 @@ Each page is seen on a phone and on a laptop, in both themes. It may ask for not
 than the screen; nor may a picture be, outside of what scrolls by itself.
 """
 
-import contextlib
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -41,9 +41,9 @@ class _Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[tuple[str, Page, list[str]]]:
-    """The address of this folder, a page, and what is wrong with it so far: what it has asked for and reported."""
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[Page, str, list[str]]]:
+    """A tab, the site's address, and a list of what the browser complains about."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/"
@@ -55,18 +55,19 @@ def served(folder: Path) -> Iterator[tuple[str, Page, list[str]]]:
         page.route("**/*", lambda route: _only(address, route, said))
         page.on("console", lambda message: said.append(f"says {message.text}") if message.type == "error" else None)
         page.on("pageerror", lambda error: said.append(f"raises {error}"))
-        yield address, page, said
+        yield page, address, said
         browser.close()
     server.shutdown()
+    server.server_close()
 
 
 def wrong(folder: Path) -> Iterator[str]:
     """What is wrong with the pages, one by one."""
-    with served(folder) as (address, page, said):
+    with opened(folder) as (page, address, said):
         for path in sorted(folder.rglob("*.html")):
             name = path.relative_to(folder).as_posix()
             page.goto(address + name)
-            yield from (f"{name} {each}" for each in (*_seen(page), *said))
+            yield from (f"{name} {each}" for each in (*seen(page), *said))
             said.clear()
 
 
@@ -77,7 +78,8 @@ def _only(address: str, route, said: list[str]) -> None:
     route.abort()
 
 
-def _seen(page: Page) -> Iterator[str]:
+def seen(page: Page) -> Iterator[str]:
+    """What is too wide or has a card, on a phone and on a laptop, in both themes."""
     for theme in THEMES:
         page.emulate_media(color_scheme=theme)
         page.wait_for_function("theme => document.documentElement.dataset.theme === theme", arg=theme)

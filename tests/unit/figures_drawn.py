@@ -2,7 +2,12 @@
 
 from itertools import combinations
 
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from manyranks.show.labels import Words
 
 WIDEST = 9.5  # inches: a laptop's screen
 
@@ -12,8 +17,35 @@ def assert_readable(figure: Figure) -> None:
     figure.draw_without_rendering()
     assert figure.get_figwidth() <= WIDEST
     found = [text for axes in figure.axes for text in axes.texts if text.get_text()]
-    boxes = [(text.get_text(), text.get_window_extent()) for text in found]
-    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for _, box in boxes)
-    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for _, box in boxes)
-    pairs = combinations([(text, box, box.shrunk(0.99, 0.9)) for text, box in boxes], 2)
+    _assert_apart(figure, [(text.get_text(), text.get_window_extent()) for text in found])
+
+
+def assert_all_readable(figure: Figure) -> None:
+    """The same of every text: those of ticks, titles, legends and Labels, too."""
+    figure.draw_without_rendering()
+    _assert_apart(figure, texts(figure))
+
+
+def _assert_apart(figure: Figure, found: list[tuple[str, Bbox]]) -> None:
+    page = figure.bbox.padded(1)
+    assert [text for text, box in found if not (page.contains(*box.min) and page.contains(*box.max))] == []
+    pairs = combinations([(text, box, box.shrunk(0.99, 0.9)) for text, box in found], 2)
     assert [(one, other) for (one, _, inner), (other, box, _) in pairs if inner.overlaps(box)] == []
+
+
+def texts(figure: Figure) -> list[tuple[str, Bbox]]:
+    """Each text that can be seen, with its box in pixels: of axes, legends, and those of Labels."""
+    hidden = set()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval()) if axis.axes.axison else (1, 0)
+        out = (tick for tick in (*axis.majorTicks, *axis.minorTicks) if not low <= tick.get_loc() <= high)
+        hidden |= {label for tick in out for label in (tick.label1, tick.label2)}
+    found = [each for each in figure.findobj(Text) if each.get_visible() and each.get_text().strip() and each not in hidden]
+    boxes = [(each.get_text(), each.get_window_extent()) for each in found if each.get_color() != "none"]
+    for words in figure.findobj(Words):
+        places = words.get_offset_transform().transform(words.get_offsets())
+        for text, path, place in zip(words.texts, words.get_paths(), places, strict=True):
+            if text.strip() and np.isfinite(place).all():
+                corners = path.get_extents().get_points() * figure.dpi / 72 + place
+                boxes.append((text, Bbox(corners)))
+    return [(text, box) for text, box in boxes if box.width > 1 and box.height > 1]

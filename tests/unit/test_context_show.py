@@ -256,7 +256,7 @@ def test_bars_and_numbers_of_the_variants_are_theirs():
 
 
 def test_many_ranks_are_some_rows_and_many_hops_a_sum():
-    for n, hops in ((64, ["sum of 64 hops"]), (16, [str(hop) for hop in range(16)])):
+    for n, hops in ((64, ["sum of 64 hops"]), (16, [str(hop) for hop in range(0, 16, 2)])):
         ranks, *_ = drawn(cp=n)
         names = words(ranks, "ranks")
         assert (len(names), names[0], names[-1]) == (SHOWN, "rank 0", f"rank {n - 1}")

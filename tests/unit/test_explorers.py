@@ -19,6 +19,7 @@ from manyranks.theory import Plan, clusters, links, memory, models, step
 from tests.drawn import named, words
 from tests.said import NAMES, SAID, says
 from tests.unit import smallest_explorer
+from tests.unit.figures_drawn import assert_all_readable
 
 SCENARIO = Scenario(models["llama3-8b"], Plan(dp=64, zero=3, seq=1024), clusters["h100-dgx"])
 
@@ -233,6 +234,14 @@ EXPLORERS = {name: getattr(show, name).explorer for name in NAMES}
 @pytest.mark.parametrize("name", NAMES)
 def test_it_says_what_the_table_has(name):
     assert says(name) == SAID[name]
+
+
+CROWDED = {"nd": {"batch": 16384}, "context": {"cp": 16, "layout": "zigzag"}, "tensor": {"cluster": "b200-dgx", "tp": 16}}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_is_on_another_or_cut_off(name):
+    assert_all_readable(EXPLORERS[name]().set(**CROWDED.get(name, {})).figure)
 
 
 @pytest.mark.parametrize("name", EXPLORERS)

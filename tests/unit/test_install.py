@@ -101,6 +101,15 @@ def test_uv_can_be_left_out_and_another_index_named(machine):
     assert machine.requests() == [f"{PIP} --extra-index-url file:///an index --constraint constraints.txt --editable .[test]"]
 
 
+def test_triton_does_not_come_from_pytorch_s_own_builds(machine):
+    """With this variable, uv looks for PyTorch and Triton there, and nowhere else."""
+    program(machine.bin / "python3", PYTHON)
+    program(machine.bin / "uv", UV.replace("*) exit", '*) echo "with $UV_TORCH_BACKEND" >>"$ASKED"; exit'))
+    assert machine.install(UV_TORCH_BACKEND="cpu").returncode == 0
+    install = "uv pip install --python .venv/bin/python --constraint constraints.txt"
+    assert machine.requests()[1:] == [f"{install} torch", "with cpu", f"{install} --editable .[test]", "with "]
+
+
 def test_another_pytorch_brings_its_own_triton(machine):
     program(machine.bin / "python3", PYTHON)
     machine.install(TORCH="2.15.0")

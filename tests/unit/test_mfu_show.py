@@ -148,12 +148,13 @@ def test_every_point_is_numbered_once_and_listed_with_its_numbers():
     assert "2  operator 1: 0.26; 14 GFLOP/s" in said
 
 
-def test_numbers_of_points_side_by_side_are_above_each_other():
-    near = [Point("a", 30), Point("b", 31), Point("c", 32)]
+def test_numbers_of_points_side_by_side_are_around_them():
+    near = [Point(f"{k}", 300 + 3 * k, 8e14) for k in range(12)]
     figure = mfu.roofline({"H100": H100}, near)
     assert_readable(figure)
-    heights = [text.xyann[1] for text in figure.axes[0].texts[2:]]
-    assert heights == sorted(set(heights))
+    axes, (first, *others) = figure.axes[0], figure.axes[0].texts[2:]
+    assert first.xyann == (0, 10)
+    assert all(axes.bbox.contains(*corner) for other in others for corner in other.get_window_extent().corners())
 
 
 def test_what_only_moves_memory_is_listed_and_has_no_point():

@@ -110,7 +110,7 @@ def test_bars_and_texts_are_the_settings(board):
     assert [row for (row,) in widths(held)[:5]] == pytest.approx(rows, rel=1e-3)
     assert widths(held)[5] == pytest.approx(rows, rel=1e-3)
     here = one.scenario
-    said = [f"{units.duration(here.time.seconds)}, {here.time.mfu:.1%}", units.size(here.peak.total)]
+    said = [f"{units.duration(here.time.seconds)}, {here.time.mfu:.0%}", units.size(here.peak.total)]
     assert words(time, "texts")[:2] == said
     assert words(time, "names")[:2] == ["this plan: TP 8, CP 2, PP 4, DP 16", "1F1B, ZeRO-1, b 1, recompute selective"]
     parts = [here.time.parts[part] for part in STEP if here.time.parts[part]]
@@ -283,7 +283,7 @@ def test_where_nothing_fits_the_planner_says_so():
 def test_plans_of_the_planner_are_drawn_below_this_one(board):
     board.update(SHOWN, **DEFAULT | SMALL)
     panel, best = board.figure.axes[2], now(**SMALL).best()
-    said = [f"{units.duration(best[0].seconds)}, {best[0].time.mfu:.1%}", units.size(best[0].peak.total)]
+    said = [f"{units.duration(best[0].seconds)}, {best[0].time.mfu:.0%}", units.size(best[0].peak.total)]
     assert words(panel, "texts")[3:6] == [*said, "not checked"]
     assert words(panel, "names")[2:4] == ["1: DP 16, ZeRO-3, b 4, recompute none", "2: TP 2, DP 8, b 4, recompute none"]
     assert len(widths(panel)) == 5

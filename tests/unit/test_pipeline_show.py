@@ -316,6 +316,11 @@ def test_a_closed_form_is_said_to_be_the_bubble_where_it_is(name):
             {"model": "gpt2-large", "tp": 8},
             "warm-up and drain (more micro-batches dilute them); no prediction: 8 tensor ranks can't share the 20",
         ),
+        (
+            "1f1b",
+            {"cluster": "tpu-v6e", "dp": 128},
+            "warm-up and drain (more micro-batches dilute them); no prediction: 512 GPUs: tpu-v6e has only 256",
+        ),
     ],
 )
 def test_the_sentence_names_the_limit(name, change, limit):

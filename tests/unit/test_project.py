@@ -1,5 +1,6 @@
 """The project's files agree with each other, and none of them knows the machine it was written on."""
 
+import json
 import os
 import re
 import subprocess
@@ -21,7 +22,8 @@ REQUIREMENTS = [requirement for requirement in REQUIREMENTS if requirement.name 
 
 FILES = (
     *("README.md", "LICENSE", "CHANGELOG.md", "CLASSROOM.md", "CLUSTERS.md", "CONTRIBUTING.md", "Makefile"),
-    *("pyproject.toml", "environment.yml", "nbgrader_config.py", ".ci/run"),
+    *("pyproject.toml", "environment.yml", "nbgrader_config.py", ".ci/run", "CITATION.cff", "Dockerfile"),
+    *("SECURITY.md", "CODE_OF_CONDUCT.md"),
 )
 FOLDERS = (
     *("notebooks", "solutions", "exercises", "lib/manyranks", "benchmarks"),
@@ -173,6 +175,19 @@ def test_the_gallery_has_every_explorer():
 def test_a_checkout_is_not_large(tracked):
     """A clone is this and what git has of the past: 29 MB in all when this was written, with 15 of them here."""
     assert sum(map(len, tracked.values())) < 20e6
+
+
+def test_the_citation_names_this_version(tracked):
+    citation = yaml.safe_load(tracked["CITATION.cff"])
+    assert citation["version"] == re.search(r'__version__ = "(.+)"', tracked["lib/manyranks/__init__.py"])[1]
+    assert (citation["license"], citation["type"]) == (PROJECT["license"], "software")
+
+
+def test_the_container_installs_what_make_lab_does_and_starts_it(tracked):
+    steps = tracked["Dockerfile"]
+    assert 'RUN UV_NO_CACHE=1 make "${VENV}/.installed"\nCMD ["make", "lab", "LAB=' in steps
+    assert "lab: $(VENV)/.installed " in tracked["Makefile"]
+    assert json.loads(tracked[".devcontainer/devcontainer.json"])["build"] == {"dockerfile": "../Dockerfile", "context": ".."}
 
 
 def test_the_lab_serves_the_whole_course(tracked):

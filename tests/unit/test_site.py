@@ -2,8 +2,10 @@
 
 import json
 import re
+import subprocess
 import sys
 from importlib import import_module
+from zipfile import ZipFile
 
 import nbformat
 import pytest
@@ -205,3 +207,26 @@ def test_an_argument_s_line_begins_an_item(reference):
         said
         == "Adds.\n\n\n- `a, **kwargs`: as \\<torch>\n  takes them\n- `b`: more\n\nRaises ValueError.\n\n    code: it stays"
     )
+
+
+def test_the_planner_s_page_has_the_library_s_lists_or_says_how_to_get_the_planner(build):
+    whole, without = build.plan_page(True), build.plan_page(False)
+    assert re.findall(r"<option value='(\S+)' selected>", whole) == ["llama3-70b", "h100-dgx", "megatron-core"]
+    assert "{model}" not in whole
+    assert "<form" not in without
+    assert without.endswith("built without the planner: `make pyodide site` builds it with it.\n")
+
+
+def test_the_planner_s_zip_is_the_same_whenever_it_is_made_and_has_all_that_the_planner_needs(build, tmp_path):
+    for name in ("one.zip", "two.zip"):
+        build.pack(tmp_path / name)
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+    with ZipFile(tmp_path / "one.zip") as packed:
+        assert {one.date_time for one in packed.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+        packed.extractall(tmp_path)
+    task = {"model": "llama3-8b", "config": "", "cluster": "h100-dgx", "gpus": 8, "seq": 8192, "batch": 64}
+    code = f"import planner; print(planner.answer({json.dumps(task | {'stack': 'megatron-core'})!r}, lambda words: None))"
+    ran = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
+    first, *others = json.loads(ran.stdout)["plans"]
+    assert not first["why"]
+    assert all(each["why"] for each in others)

@@ -194,7 +194,7 @@ def test_a_bar_s_parts_say_their_numbers():
 @pytest.mark.parametrize(("cluster", "row"), [("a100-dgx", 3.5), ("gb200-nvl72", None), ("tpu-v5p", None), ("laptop", None)])
 def test_the_line_is_where_the_node_ends(cluster, row):
     panels = drawn(cluster=cluster, pp=8, dp=1)
-    assert words(panels[1], "node") == (["a node: 8 GPUs"] if row else [])
+    assert words(panels[1], "node") == (["dotted: a node of 8 GPUs"] if row else [])
     for panel in panels:
         line = named(panel, "node ends")
         assert (row and tuple(line.get_ydata()), line.get_visible()) == (row and (row, row), row is not None)

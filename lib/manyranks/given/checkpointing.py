@@ -143,7 +143,8 @@ def _said(events: list[Event], kind: str) -> str:
 
 class Scene(NamedTuple):
     """A chain of checkpoints. layers: "L" for one that learns, "F" for a frozen one; given: whether x is the caller's and needs
-    no gradient; head: whether a product follows; off: whether no_grad comes first; changes: whether the function does."""
+    no gradient; head: whether a product follows; off: whether no_grad comes first; changes: whether the function does;
+    near: whether neighbors among 4 ranks are a pair."""
 
     note: str
     layers: str = "L"
@@ -151,6 +152,7 @@ class Scene(NamedTuple):
     head: bool = False
     off: bool = False
     changes: bool = False
+    near: bool = True
     rows: int = ROWS
     hidden: int = HIDDEN
 
@@ -292,10 +294,15 @@ class Chain(NamedTuple):
 
 
 def drawn(random: Random) -> list[Chain]:
-    """Chains that nobody has seen, with a budget between the least and everything; the last is too long to try all choices."""
+    """Chains that nobody has seen, with a budget between the least and everything; two are too long to try all choices.
+
+    In the last one all layers are about equally worth choosing, so that guessing and improving does not find the best.
+    """
     chains = [
         [Cost(random.randint(7, 60), random.randint(8, 15), random.randint(20, 60)) for _ in range(n)] for n in (12, 11, 10, 40)
     ]
+    sizes = ((random.randint(8, 15), random.randint(100, 600)) for _ in range(24))
+    chains.append([Cost(10 * (saved - given) + random.randint(0, 9), given, saved) for given, saved in sizes])
     budgets = [(2 * peak(layers, range(len(layers))) + peak(layers, ())) // 3 for layers in chains]
     return [Chain(f"{len(layers)} layers", layers, budget) for layers, budget in zip(chains, budgets, strict=True)]
 

@@ -25,7 +25,7 @@ class Toy(nn.Module):
             self.second = nn.Linear(_HIDDEN, _HIDDEN, **EXACT)
             self.head = nn.Linear(_HIDDEN, _VOCAB, bias=False, **EXACT)
             self.register_buffer("scale", torch.rand(3, **EXACT))
-            self.register_buffer("count", torch.randint(1000, ()))
+            self.register_buffer("count", torch.randint(1000, ()), persistent=False)
         self.head.weight = self.embedding.weight
         self.frozen.requires_grad_(False)
 

@@ -185,10 +185,14 @@ def recorded(seed: int, kind: str) -> tuple[Run, ...]:
 def _like(one: Sick, *words) -> Sick:
     """A cluster with what ails this one, elsewhere."""
     random, ranks = numbers.drawn(*words), math.prod(one.sizes.values())
-    if one.slow:  # of six ranks, some have too few messages to tell
-        rank = one.slow.rank if ranks == 6 else random.randrange(ranks)
-        return one._replace(slow=one.slow._replace(rank=rank, times=one.slow.times * random.uniform(1, 1.5)))
+    if one.slow and ranks == 6:  # some of these have too few messages to tell
+        return one._replace(slow=one.slow._replace(times=one.slow.times * random.uniform(1, 1.5)))
+    if one.slow and one.work != Work():
+        return one._replace(slow=Slow(random.randrange(ranks), one.slow.cause, one.slow.times * random.uniform(1, 1.5)))
     one = one._replace(sizes=dict(random.sample([*one.sizes.items()], len(one.sizes))))
+    if one.slow:
+        cause, times = random.choice(((COMPUTES, 1.5), (SENDS, 3.0)))
+        return one._replace(slow=Slow(random.randrange(ranks), cause, times * random.uniform(1, 1.5)))
     if one.forgotten:
         stage = random.choice((0, 1))
         return one._replace(forgotten=Forgotten(random.choice(("dp", "cp")), stage if "pp" in one.sizes else None))
@@ -349,7 +353,7 @@ _JOBS = {  # axis -> degree and GB, and the GPUs of a node
     FIT: (
         ({"tp": (8, 9), "pp": (2, 0.125), "dp": (4, 2)}, 8),
         ({"dp": (4, 1), "tp": (2, 2), "cp": (4, 6), "pp": (2, 0.25)}, 8),
-        ({"dp": (4, 5), "tp": (4, 3)}, 4),
+        ({"dp": (2, 4), "tp": (8, 6), "cp": (4, 4)}, 8),
         ({"tp": (8, 7), "cp": (1, 0), "dp": (4, 2)}, 8),
     ),
     COMPETE: (
@@ -382,13 +386,15 @@ def drawn_meshes(random: Random) -> list[Sizes]:
 
 
 def drawn_jobs(random: Random) -> Iterator[tuple[str, tuple]]:
-    """Draws a job whose axes compete for a node, and one with some axes that fit into it."""
+    """Draws a job whose axes compete for a node, and two with some axes that fit into it, not always those that send most."""
     degrees = random.sample((2, 4, 4, 8, 8), 3)  # at most 256 ranks
     axes = {axis: (degree, random.uniform(1, 9)) for axis, degree in zip(("cp", "dp", "tp"), degrees, strict=True)}
     yield _job(COMPETE, axes, random.choice((4, 8)))
     first, *others = random.sample(["cp", "dp", "tp"], 3)
     axes = {axis: (random.choice((2, 4)), random.uniform(1, 4)) for axis in others}
     yield _job(FIT, axes | {first: (8, random.uniform(5, 9))}, 8)
+    small = {axis: (degree, random.uniform(4, 5)) for axis, degree in zip(others, random.sample((2, 4), 2), strict=True)}
+    yield _job(FIT, {first: (8, random.uniform(5, 5.5))} | small, 8)
 
 
 # Questions about a mesh: what a report calls each of them -> the arguments of the call

@@ -68,7 +68,7 @@ def _beside_papers(case: Case, waits: float | None) -> dict:
     """Compares a rank's waiting with the waiting in the papers' schedules that keep to this cap."""
     (p, m, _, cap, times), found = case, {}
     for paper, least, enough in (("1F1B", p, "less"), ("ZB-H1", p, "no more"), ("ZB-H2", 2 * p - 1, "no more")):
-        if 1 < p <= m and cap >= least:
+        if 1 < p <= m and least <= min(cap, m):
             bound = theory.bubble(paper.lower(), p, m, F=times["F"], B=times["I"] + times["W"], W=times["W"])
             good = waits is not None and waits < bound + (-1e-6 if enough == "less" else 1e-6)
             found[f"the waiting of a rank ({paper}: {bound:g} s)"] = enough if good else waits and f"{waits:g} s"

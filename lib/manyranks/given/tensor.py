@@ -112,7 +112,7 @@ def made(kind: type, sizes: tuple[int, ...], *words) -> nn.Module:
 
 
 class Case(NamedTuple):
-    """Groups of t ranks; note: as reports say it. Each task has its own fields.
+    """Groups of t ranks; note: as reports say it; near: whether ranks of a group are neighbors. Each task has its own fields.
 
     unused: whether rank 1 does not use the second result; alone: whether there is one tensor; heads: of queries, and of keys
     and values; offset: of logits; drops: the p of dropout; strided: whether x and the result's gradient are not
@@ -127,20 +127,30 @@ class Case(NamedTuple):
     offset: float = 0.0
     drops: float = 0.0
     strided: bool = False
+    near: bool = False
 
     def __str__(self) -> str:
         return self.note
 
+    def groups(self, n: int) -> list[range]:
+        """The ranks of each group."""
+        many = n // self.t
+        return [range(k * self.t, (k + 1) * self.t) if self.near else range(k, n, many) for k in range(many)]
+
     def at(self, rank: int, n: int) -> tuple[int, int]:
         """The number of a rank's group, and its place there."""
-        return rank % (n // self.t), rank // (n // self.t)
+        return next((number, ranks.index(rank)) for number, ranks in enumerate(self.groups(n)) if rank in ranks)
+
+
+def of_neighbors(cases: Callable[[int], tuple[Case, ...]], n: int) -> list[Case]:
+    """Returns the cases in which there are several groups, once more with groups of neighbors."""
+    return [case._replace(near=True, note=f"{case.note}, of neighbors") for case in cases(n) if case.t < n]
 
 
 def groups_of(case: Case, share: int = 0) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
     """Returns this rank's group, None for all ranks, and its every `share`-th rank, with this one. All ranks make all."""
     n, rank, found = dist.get_world_size(), dist.get_rank(), {}
-    for number in range(n // case.t):
-        ranks = list(range(number, n, n // case.t))
+    for ranks in map(list, case.groups(n)):
         group = dist.new_group(ranks) if case.t < n else None
         found |= dict.fromkeys(ranks, (group, None))
         for k in range(share):
@@ -187,9 +197,9 @@ def _leaves(values_) -> list[Tensor]:
 
 # What a task is asked: cases of n ranks, and what a rank gets in one
 
-_SHAPES = ((5, 2, 3), (4, 2, 3), (7,))  # the last needs no gradient
+_SHAPES = ((5, 2, 3), (7,), (4, 2, 3))  # the second needs no gradient
 _S, _T, B, _H, _D, UNITS = 5, 7, 2, 24, 4, 7  # units a rank
-_HEADS = {2: ((2, 8, 4), (2, 4, 1)), 3: ((3, 12, 6), (3, 6, 1)), 4: ((4, 8, 2), (2, 8, 4), (2, 4, 1))}
+_HEADS = {2: ((2, 8, 4), (2, 4, 1)), 3: ((3, 9, 3), (3, 6, 1)), 4: ((4, 8, 2), (2, 8, 4), (2, 4, 1))}
 POSITIONS, WORDS = 9, 61  # of logits
 SHARD, FEATURES, ROWS = 3, 64, 2  # positions a rank, numbers a position, units a rank: few, so that positions show
 
@@ -202,18 +212,23 @@ def cases_of_both(summing: bool, n: int) -> tuple[Case, ...]:
 
 
 def of_both(summing: bool, case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[Tensor], list[Tensor]]:
-    """Makes tensors, and the gradients of the results that the rank uses; one isn't contiguous.
+    """Makes tensors, and the gradients of the first and third result if the rank uses them; one of each isn't contiguous.
 
     Ranks that sum have different tensors and the same gradients; otherwise it's the other way round.
     """
     number, r = case.at(rank, n)
     own = [(seed, number, what, r if what == ("tensor" if summing else "up") else "all") for what in ("tensor", "up")]
-    shapes = _SHAPES[1:2] if case.alone else _SHAPES
-    tensors = [normal(shape, *own[0], i) for i, shape in enumerate(shapes)]
     if case.alone:
-        return case, tensors, [normal(_SHAPES[1], *own[1])]
-    ups = [normal(_SHAPES[0][::-1], *own[1]).permute(2, 1, 0), normal(_SHAPES[1], *own[1], 1)]
+        return case, [normal(_SHAPES[2], *own[0])], [normal(_SHAPES[2], *own[1])]
+    turned, *others = _SHAPES
+    tensors = [_turned(turned, *own[0]), *(normal(shape, *own[0], i) for i, shape in enumerate(others, 1))]
+    ups = [_turned(turned, *own[1]), normal(_SHAPES[2], *own[1], 1)]
     return case, tensors, ups[: 1 if case.unused and r == 1 else 2]
+
+
+def _turned(shape: tuple[int, ...], *words) -> Tensor:
+    """Makes a tensor whose last dimension comes first in memory."""
+    return normal(shape[::-1], *words).permute(2, 1, 0)
 
 
 def cases_of_mlp(n: int) -> tuple[Case, ...]:
@@ -356,7 +371,8 @@ def through(
 
 def _seeds(t: int) -> tuple[int, ...]:
     """Returns seeds: small ones, where rules like r · t + seed collide, some far from them, and the first one again."""
-    return 7, 8, *range(max(7 - t, 3), 7), 0, 104, 107, 1007, 10_007, 100_007, 7
+    far = (7 + 2**k for k in range(8, 20, 2))  # a power of two apart, as r << k is
+    return 7, 8, *range(max(7 - t, 3), 7), 0, 104, 107, 1007, 10_007, 100_007, *far, 7
 
 
 def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch: Watch, t: int, p: float) -> dict:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from manyranks.given.numbers import EXACT, normal, seed_of, whole
+from manyranks.given.numbers import EXACT, drawn, normal, seed_of, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Event, Watch
 
@@ -72,19 +72,31 @@ class Training(NamedTuple):
     batches: tuple[tuple[int, ...], ...]
     finishes: bool = False
 
+    def drawn(self, seed: int) -> "Training":
+        """The training with other settings, for the judge."""
+        random = drawn(seed, self.optimizer)
+        other = {
+            name: tuple(b * random.uniform(0.8, 1) for b in value) if name == "betas" else value * random.uniform(0.7, 1)
+            for name, value in self.settings.items()
+        }
+        return self._replace(settings=other) if seed else self
+
     def __str__(self) -> str:
         passes = ", each of two backward passes" if self.finishes else ""
         return f"in {len(self.batches)} steps of {self.optimizer}{passes}"
 
 
-def trained(rank: int, seed: int, batches: int) -> tuple[nn.ModuleList, list[Batch]]:
+def trained(rank: int, seed: int, batches: int, more: bool = False) -> tuple[nn.ModuleList, list[Batch]]:
     """Layers to be run one after the other, the same on all ranks, with number 2 frozen; and a rank's batches.
 
-    Batch 0 uses `shift` on no rank, 1 on one, 2 on all but one.
+    Batch 0 uses `shift` on no rank, 1 on one, 2 on all but one. For the judge a bias is frozen, too; more: and draws layers.
     """
     with torch.random.fork_rng([]):
         torch.manual_seed(seed_of(seed))
         blocks = [Layer(shift=True), Layer().requires_grad_(False), Layer(), Layer(twice=True), Layer()]
+        if seed:
+            blocks[3].again.bias.requires_grad_(False)
+            blocks += [Layer() for _ in range(drawn(seed).randint(1, 2) * more)]
         layers = nn.ModuleList([nn.Embedding(_VOCAB, _HIDDEN, **EXACT), *blocks, Head()])
     shifts = [(i == 1 and rank == 1) or (i % 3 == 2 and rank != 0) for i in range(batches)]
     return layers, [Batch(whole(_VOCAB, (1, _LENGTH), seed, i, rank), shift) for i, shift in enumerate(shifts)]
@@ -129,9 +141,10 @@ FITS = {"shard": _is_shard, "gather": _is_whole}  # answers that later ones call
 
 
 def tensors(seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Random numbers in several shapes, with their names."""
+    """Random numbers in several shapes, with their names; a matrix's columns are its rows in memory."""
     for name, shape in _SHAPES.items():
-        yield name, normal(shape, seed, name)
+        one = normal(shape[::-1], seed, name)
+        yield name, one.T if one.dim() == 2 else one.view(shape)
 
 
 # What is held

@@ -42,8 +42,15 @@ _YOURSELF = "call the `checkpoint` that you are given; where none is, write it y
 _ALLOWED = Allowed((f"{model.__name__}.Function",), hint=_YOURSELF)
 _HANDED = _ALLOWED._replace(given=(*_ALLOWED.given, f"{model.__name__}.Checkpoint"))
 _Task = partial(Task, "04_checkpointing", part=True, allowed=_ALLOWED)
-_FORWARD = "what forward runs"
-_holds = if_done(lambda seen: seen.results[_FORWARD] != "nothing", partial(at_most, unit=as_bytes))
+_FORWARD, _BACKWARD = "what forward runs", "what backward runs"
+
+
+def _ran(seen: Seen, should: Seen) -> bool:
+    """Whether functions ran in forward, and in backward where they must."""
+    return all(seen.results.get(k) != "nothing" or should.results.get(k) == "nothing" for k in (_FORWARD, _BACKWARD))
+
+
+_holds = if_done(_ran, partial(at_most, unit=as_bytes))
 
 
 def _trains(share: float, what: str, other_x: str = _OTHER_X) -> Judge:
@@ -262,9 +269,13 @@ choose = _Task(
 
 def _shared(given: model.Begun, answer: Callable, watch: Watch) -> dict:
     """Runs a step with a group: 4 ranks are two pairs, which have different x."""
-    n = dist.get_world_size()
-    group = [dist.new_group([0, 1]), dist.new_group([2, 3])][dist.get_rank() // 2] if n == 4 else None
+    n, pairs = dist.get_world_size(), ((0, 1), (2, 3)) if given.case.near else ((0, 2), (1, 3))
+    group = [dist.new_group(pair) for pair in pairs][_pair(given.case, dist.get_rank())] if n == 4 else None
     return model.train(given, answer, watch, (group,), 8 * -(-given.x.numel() // dist.get_world_size(group)))
+
+
+def _pair(case: Scene, rank: int) -> int:
+    return rank // 2 if case.near else rank % 2
 
 
 def _too_many(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
@@ -278,7 +289,7 @@ def _scenes(n: int) -> tuple[Scene, ...]:
     odd = {"rows": 397, "hidden": 23}
     return (
         Scene(f"{where}two checkpoints", "LL", **odd),
-        Scene(f"{where}with {t + 1} elements", off=True, rows=t + 1, hidden=1),
+        Scene(f"{where}with {t + 1} elements", off=True, near=False, rows=t + 1, hidden=1),
         Scene(f"{where}an x that needs no gradient", "FL", given=True, off=True, **odd),
     )
 
@@ -306,7 +317,7 @@ shared_checkpoint = _Task(
         both(_ROUND, facts(0, "", "sends", _GATHERS)),
         facts(0.1, "gathers and runs a function when backward comes to it", "runs", _WHEN),
     ),
-    make=lambda case, rank, n, seed: model.begun(case, seed, rank // 2 if n == 4 else 0),
+    make=lambda case, rank, n, seed: model.begun(case, seed, _pair(case, rank) if n == 4 else 0),
     cases=_scenes,
     advice=(
         (r"invalid tensor size|tensor size must", f"the output has t times as many elements as the input; {_GROUP}"),

@@ -9,6 +9,7 @@ import argparse
 import csv
 import hashlib
 import io
+import json
 import os
 import signal
 import sys
@@ -17,12 +18,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
-from typing import NamedTuple
 
 import nbformat
 from nbformat import NotebookNode
 
 from manyranks.grade import apart
+from manyranks.grade.gradebooks import Canvas, Row, gradescope
 from manyranks.grade.submission import called, checks, grade_id, is_check
 from manyranks.report import NOT_JUDGED, Report
 from manyranks.world.fences import confine
@@ -32,24 +33,6 @@ from manyranks.world.strangers.trouble import FORMULA, named, no_column, printab
 
 _LONG, _WIDE = 100, 40  # letters of what failed, and of a name
 _EVERY = 1.0  # seconds between two times that the table is written
-
-
-class Row(NamedTuple):
-    """A task of a submission.
-
-    points: None where it was not judged
-    failed: "" where nothing did
-    version: of the notebook, its SHA-256, or "" where it is to be judged anew
-    """
-
-    student: str
-    exercise: str
-    task: str
-    points: float | None
-    out_of: float
-    seconds: float
-    failed: str
-    version: str
 
 
 def graded(
@@ -204,12 +187,15 @@ def read(file: Path) -> list[Row]:
 def main(arguments: list[str] | None = None) -> str | None:
     """Runs the command. It ends with status 2 where there is nothing to check, or no fences to check it behind.
 
-    Returns what to say where this machine could not judge all submissions: then it ends with status 1.
+    Returns what to say where this machine could not judge all submissions, or not all points found their place: then it ends
+    with status 1.
     """
     parser = argparse.ArgumentParser("python -P -m manyranks.grade.classroom", description=__doc__.partition("\n\n")[0])
     parser.add_argument("folder", type=Path, help="with the submissions")
     parser.add_argument("--released", type=Path, default=Path("exercises"), help="folder of the exercises (exercises)")
     parser.add_argument("--csv", type=Path, help="also write the rows there; what is there already is not judged again")
+    parser.add_argument("--canvas", nargs=2, type=Path, metavar=("EXPORTED", "FILE"), help="make a file that Canvas imports")
+    parser.add_argument("--gradescope", type=Path, metavar="FILE", help="results.json of one submission")
     parser.add_argument("--fewer-fences", action="store_true", help="judge as root, or where the system has no fences")
     chosen = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -226,13 +212,30 @@ def main(arguments: list[str] | None = None) -> str | None:
             raise ValueError(f"{chosen.folder} holds {solutions}, whose code is run without fences: keep submissions apart")
         if place := confine.opened(chosen.folder):
             raise ValueError(f"ranks may read all of {place}, where Python is, and {chosen.folder} lies in it; move it")
+        canvas = Canvas(chosen.canvas[0]) if chosen.canvas else None
+        if chosen.gradescope:
+            chosen.gradescope.unlink(missing_ok=True)
         print(f"right answers: {'made anew from' if solutions.is_dir() else 'from the library, for there is no'} {solutions}")
         with apart.Judge(chosen.fewer_fences, solutions) as judge:
             keep = partial(write, chosen.csv) if chosen.csv else len
-            missed = shown(graded(chosen.folder, chosen.released, judge, done, keep))
-    except (ValueError, RuntimeError) as error:
+            rows: list[Row] = []
+            missed = shown(_noted(graded(chosen.folder, chosen.released, judge, done, keep), rows))
+        said = [f"{missed} of the submissions could not be judged: run the command again"] if missed else []
+        if canvas:
+            said += canvas.write(chosen.canvas[1], rows, {path.stem for path in chosen.released.glob("*/*.ipynb")})
+        if chosen.gradescope and (results := gradescope(rows)):
+            chosen.gradescope.write_text(json.dumps(results), encoding="utf-8")
+        elif chosen.gradescope:
+            said.append(f"{chosen.gradescope} isn't written, so that nobody gets 0 points for what was not judged")
+    except (ValueError, RuntimeError, OSError) as error:
         parser.error(str(error))
-    return f"{missed} of the submissions could not be judged: run the command again" if missed else None
+    return "\n".join(said) or None
+
+
+def _noted(rows: Iterable[Row], noted: list[Row]) -> Iterator[Row]:
+    for row in rows:
+        noted.append(row)
+        yield row
 
 
 if __name__ == "__main__":

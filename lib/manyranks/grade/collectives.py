@@ -36,15 +36,19 @@ _CUTS = "cut with torch.tensor_split: torch.chunk and torch.split make other siz
 
 
 class Call(NamedTuple):
-    """A call on every rank: so many elements, whole numbers of this dtype, so that sums are exact in any order."""
+    """A call on every rank: so many elements of this dtype, and so few digits that sums are exact in any order."""
 
     elements: int
     dtype: str
     root: int = 0  # modulo N
 
     def of(self, rank: int, n: int, seed: int) -> Tensor:
-        """Draws a rank's tensor. Two ranks' tensors, or two places in one, are never equal by chance alone."""
-        return whole(1000, (self.elements,), seed, n, self, rank, least=1).to(getattr(torch, self.dtype))
+        """Draws a rank's tensor: whole numbers, or, for the judge, fractions of both signs where the dtype has them.
+
+        Two ranks' tensors, or two places in one, are never equal by chance alone.
+        """
+        x = whole(1000, (self.elements,), seed, n, self, rank, least=1).to(getattr(torch, self.dtype))
+        return (2 * x - 1001) / 16 if seed and x.is_floating_point() else x
 
     def __str__(self) -> str:
         return f"with {self.elements:,} elements"
@@ -188,7 +192,10 @@ def _task(
         NO_RANK,
         ("The size of tensor a|the broadcast shape", more.pop("unlike", f"{SAME_CHUNK} {_CUTS}")),
     )
-    more |= {"advice": advice, "more": lambda random: [Call(random.randint(8, 999), cases[0].dtype, random.randint(0, 9))]}
+    more |= {
+        "advice": advice,
+        "more": lambda random: [Call(random.randint(8, 999), random.choice(cases).dtype, random.randint(0, 9))],
+    }
     return Task(_EXERCISE, call, points, _called, judges, cases, make=make, allowed=_ALLOWED, **more)
 
 

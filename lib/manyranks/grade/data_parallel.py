@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyranks.given.data_parallel import Batch, Toy, batch, learning
-from manyranks.given.numbers import EXACT, drawn
+from manyranks.given.numbers import drawn
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Right, Verdict, calls, facts, held, parting, rank_by_rank, values
 from manyranks.grade.learner import NOTHING_GIVEN, arguments, made, refuse_class
@@ -160,7 +160,8 @@ def _limits(case: str, rank: int, n: int, seed: int) -> tuple[nn.Module, list[tu
     if not seed:
         return Toy(0), [*_LIMITS]
     random, limits = drawn(seed), []
-    tensors = [torch.zeros(random.randint(1, 999), **EXACT) for _ in range(20)]
+    kinds = [(torch.float32, torch.float64)[random.random() < 0.7] for _ in range(20)]
+    tensors = [torch.zeros(random.randint(1, 99), random.randint(1, 9), dtype=kind) for kind in kinds]
     model = nn.ParameterList(nn.Parameter(one, random.random() < 0.8) for one in tensors)
     sizes = [p.nbytes for p in learning(model).values()][::-1]
     for _ in range(4):
@@ -207,14 +208,18 @@ _ALONE = "inside no_sync(), and when it ends, nothing leaves: the gradients of i
 _LATE = "a bucket leaves in the hook of its last gradient, at once, with async_op=True, if those before it have left"
 
 
-def _steps(case: str, rank: int, n: int, seed: int) -> tuple[Toy, list[list[Batch]], bool]:
-    return Toy(seed, rank), [[batch(one, rank, seed) for one in step] for step in _RUNS[case]], "exception" in case
+def _steps(case: str, rank: int, n: int, seed: int) -> tuple[Toy, list[list[Batch]], bool, tuple[int, int]]:
+    """Draws limits for the judge: with a cap of half a layer's bytes and more, a bucket has two layers' parameters."""
+    random, limits = drawn(seed, case), (_FIRST, _CAP)
+    if seed and random.random() < 0.75:
+        limits = random.choice((_FIRST, 18_500)), random.randint(19_300, 37_000)
+    return Toy(seed, rank), [[batch(one, rank, seed) for one in step] for step in _RUNS[case]], "exception" in case, limits
 
 
-def _train(given: tuple[Toy, list[list[Batch]], bool], kind, watch: Watch) -> dict:
-    module, steps, raises = given
+def _train(given: tuple[Toy, list[list[Batch]], bool, tuple[int, int]], kind, watch: Watch) -> dict:
+    module, steps, raises, limits = given
     watch.follow(module)
-    model = _made(kind, module)
+    model = _made(kind, module, *limits)
     watch.forbid("finish", "backward", "finish() ran inside backward", _LOOP)
     if raises:
         with suppress(LookupError):
@@ -244,9 +249,9 @@ def _train(given: tuple[Toy, list[list[Batch]], bool], kind, watch: Watch) -> di
     return _weights(module)
 
 
-def _made(kind, module: Toy):
+def _made(kind, module: Toy, first: int, cap: int):
     """The learner's wrapper. Raises Stopped where it is none, or is ready-made."""
-    model = made(kind, NOTHING_GIVEN, _OVERLAPPED, ("__call__", "finish"), module, _FIRST, _CAP)
+    model = made(kind, NOTHING_GIVEN, _OVERLAPPED, ("__call__", "finish"), module, first, cap)
     for part in model.modules() if isinstance(model, nn.Module) else ():
         if part not in list(module.modules()):
             refuse_class(type(part), NOTHING_GIVEN)

@@ -227,15 +227,18 @@ def as_bytes(count: float) -> str:
     return size(round(count))
 
 
-def if_done(done: Callable[[Seen], bool], judge: Callable[..., Judge]) -> Callable[..., Judge]:
-    """Makes judges that give nothing to who does nothing at all, where something is to be done: nothing is held then."""
+def if_done(done: Callable[[Seen, Seen], bool], judge: Callable[..., Judge]) -> Callable[..., Judge]:
+    """Makes judges that give nothing to who does not do the work: then nothing is held.
+
+    done: whether a rank, the first argument, did what the right answer, the second one, does
+    """
 
     def made(*args, **kwargs) -> Judge:
         one = judge(*args, **kwargs)
 
         def verdict(trial: Trial, right: Right) -> Verdict:
-            idle = any(done(should) and not done(seen) for seen, should in zip(trial.seen, right, strict=True))
-            return Verdict(None, "not judged, for nothing was done") if idle else one.verdict(trial, right)
+            idle = not all(map(done, trial.seen, right))
+            return Verdict(None, "not judged, for the work was not done") if idle else one.verdict(trial, right)
 
         return one._replace(verdict=verdict)
 

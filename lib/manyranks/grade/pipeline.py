@@ -157,6 +157,17 @@ def _under_a_cap(case: Case, function: Callable, watch: Watch) -> dict:
 
 
 _CAPS = Case(4, 8, cap=4), Case(4, 12, cap=7), Case(4, 8, cap=5), Case(4, 6, cap=2), Case(3, 2, cap=3), Case(1, 3, cap=1)
+_DRAWN_CAPS = tuple(  # from p: the least and the largest cap
+    lambda p, least=least, most=most: (least[0] * p + least[1], most[0] * p + most[1])
+    for least, most in (
+        ((1, 0), (1, 0)),
+        ((2, -1), (2, -1)),
+        ((1, -1), (1, -1)),
+        ((0, 1), (0, 1)),
+        ((1, 1), (2, -2)),
+        ((2, 0), (3, 0)),
+    )
+)
 under_a_cap = _table_task(
     call="under_a_cap(p, m, cap, times)",
     points=5,
@@ -170,13 +181,15 @@ under_a_cap = _table_task(
     ),
     cases=(*_CAPS, Case(8, 16, cap=8, times=_MEASURED), Case(8, 24, cap=15, times=_MEASURED)),
     more=lambda random: [
-        Case(p := random.randint(3, 5), random.randint(2 * p, 3 * p), cap=k * p - e) for k, e in ((1, 0), (2, 1), (1, 1))
+        Case(p := random.randint(3, 5), random.randint(2 * p, 3 * p), cap=random.randint(*between(p)))
+        for between in _DRAWN_CAPS
     ],
 )
 
 # Task 2: a step
 
 _LENGTH, _GPIPE, _UNEQUAL = 6, "GPipe's table", "1F1B's table, 1 to 3 rows a micro-batch, half the loss"
+_BACKWARDS = "1F1B's table, the last micro-batch first"
 
 
 def _table(case: str, rank: int, n: int) -> list[tuple[str, int]]:
@@ -184,7 +197,8 @@ def _table(case: str, rank: int, n: int) -> list[tuple[str, int]]:
     if case == _GPIPE:
         return [*(("F", i) for i in range(n)), *(("B", i) for i in reversed(range(n)))]
     m = n + 1 if case == _UNEQUAL else 2 * n + 1
-    return [(action.kind, action.microbatch) for action in schedules.one_f_one_b(n, m).ranks[rank]]
+    last = m - 1 if case == _BACKWARDS else 0
+    return [(action.kind, abs(last - action.microbatch)) for action in schedules.one_f_one_b(n, m).ranks[rank]]
 
 
 def _of_stage(case: str, rank: int, n: int, seed: int) -> tuple:
@@ -254,6 +268,7 @@ train_step = _task(
     ),
     make=_of_stage,
     cases=(_GPIPE, "1F1B's table", _UNEQUAL),
+    more=lambda random: (_BACKWARDS,),
     allowed=Allowed(tuple(f"{Stage.__module__}.{name}" for name in ("Stage", "loss_of", "half_loss_of"))),
     advice=((r"waits in (send|recv)", _LATER),),
     unexplained=_UNLIKE,

@@ -33,12 +33,22 @@ class Shift(NamedTuple):
 def _shift(own: tuple[torch.Tensor, int], function: Callable, watch: Watch) -> dict:
     x, by = own
     before = x.clone()
-    return {"the result": plain(function(x, by)), "the input has changed": not torch.equal(x, before)}
+    found = {"the result": plain(result := function(x, by)), "the input has changed": not torch.equal(x, before)}
+    return found | {"the input is also returned": isinstance(result, torch.Tensor) and result.data_ptr() == x.data_ptr()}
 
 
 _WHOM = "rank r sends to (r + by) % N and receives from (r − by) % N, also where `by` is negative"
 _ONCE = "x is sent once, to one rank, and one tensor is received; if the shift leads back to the rank, nothing is sent"
 _SHIFTS = (Shift(5, 1), Shift(6, 2), Shift(4, -1), Shift(3, 4), Shift(7, 3))
+
+
+def _tensor(case: Shift, rank: int, n: int, seed: int) -> tuple[torch.Tensor, int]:
+    """Draws a rank's tensor: a vector in float64; for the judge, a matrix in float32, too."""
+    if case.elements < 10:
+        return normal((case.elements,), seed, case, rank), case.by
+    return normal((case.elements, 2), seed, case, rank, dtype=torch.float32), case.by
+
+
 shift = _task(
     "shift(x, by)",
     5,
@@ -49,9 +59,10 @@ shift = _task(
         sent(0.1, "sends its tensor once, and nothing to itself", "^(?!recv)", hint=_ONCE),
         facts(0.1, "leaves its input as it was", "input", hint="receive into a new tensor: torch.empty_like(x)"),
     ),
-    make=lambda case, rank, n, seed: (normal((case.elements,), seed, case, rank), case.by),
+    make=_tensor,
     cases=_SHIFTS,
-    more=lambda random: [Shift(random.randint(2, 99), random.randint(-9, 9))],
+    worlds=(2, 3, 4, 6),
+    more=lambda random: [Shift(random.randint(10, 99), random.randint(-9, 9))],
     allowed=Allowed(hint="write it with dist.send and dist.recv", only=("send", "recv")),
     unexplained="the result is the tensor that the rank `by` places before has sent: return that one",
     advice=(

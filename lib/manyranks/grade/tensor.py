@@ -32,7 +32,10 @@ _CONTIGUOUS = "collectives want contiguous tensors, and NCCL refuses others: x.c
 _ADVICE = (
     (r"returned an incorrect number of gradients", "backward returns one for each argument of apply, None for the group"),
     (r"modified by an inplace operation|a leaf Variable that requires grad", _COPY),
-    (r"view size is not compatible", "a gradient need not be contiguous: flatten() or reshape(-1) in place of view(-1)"),
+    (
+        r"view size is not compatible",
+        "a tensor, or its gradient, need not be contiguous: flatten() or reshape(-1) in place of view(-1)",
+    ),
     (r"must be contiguous", _CONTIGUOUS),
     (r"'NoneType' object has no attribute '(size|rank)'", _GROUP),
     (r"[Gg]roup.*(not part|not a member|invalid|default)|Invalid rank|not registered", _GROUP),
@@ -43,7 +46,7 @@ _LISTS = (r"\bnot list\b|'list' (and|object)|and 'list'|returned is a list", "f 
 
 
 def _task(call: str, points: float, run: Callable, judges: tuple, cases: Callable, advice=(), unexplained="", **more) -> Task:
-    more = {"allowed": _ALLOWED, "unexplained": unexplained, **more}
+    more = {"allowed": _ALLOWED, "unexplained": unexplained, "more": lambda random: partial(given.of_neighbors, cases), **more}
     return Task("06_tensor", call, points, run, judges, cases, part=True, advice=(*advice, *_ADVICE), **more)
 
 
@@ -98,9 +101,14 @@ def _both(own: tuple[Case, list[Tensor], list[Tensor]], function: Callable, watc
     found = {f"result {i}": y.detach().clone() for i, y in enumerate(results)}
     found = {"each tensor that was given": given.untouched(tensors, before)} | found
     watch.mark("backward")
-    if lacking := [i for i in range(len(ups)) if not results[i].requires_grad]:
-        raise Stopped(f"result {lacking[0]} has no graph", "the results have to be those of a torch.autograd.Function's apply")
-    torch.autograd.backward(results[: len(ups)], ups)
+    used = results[::2][: len(ups)]
+    if lacking := [i for i, y in enumerate(used) if not y.requires_grad]:
+        found, hint = (
+            f"result {2 * lacking[0]} has no graph",
+            "the results have to be those of a torch.autograd.Function's apply",
+        )
+        raise Stopped(found, hint)
+    torch.autograd.backward(used, ups)
     found |= {f"the gradient of tensor {i}": gradient(leaf) for i, leaf in enumerate(leaves) if leaf.requires_grad}
     return {"the gradient that backward was given": given.untouched(ups, given_ups)} | found
 
@@ -305,9 +313,8 @@ _SURE = 6.0  # standard deviations: more than chance makes of elements that are 
 
 def _masks_differ(trial: Trial, right: Right) -> Verdict:
     """Compares masks: all differ over ranks and seeds, elements drop one by one, and a seed gives the same mask again."""
-    t, n, p = trial.case.t, trial.n, trial.case.drops
-    for number in range(n // t if p else 0):
-        ranks = range(number, n, n // t)
+    p = trial.case.drops
+    for ranks in trial.case.groups(trial.n) if p else ():
         found = {rank: [tuple(one) for one in trial.seen[rank].results["masks"]] for rank in ranks}
         for rank, masks in found.items():
             if not any(dropped for _, _, dropped in masks):

@@ -80,7 +80,7 @@ class Launch:
     flops: of tl.dot, a multiply-add counts as two.
     dot_bytes: of the two operands of the largest tl.dot, which a block keeps in shared memory, once per stage.
     trans_bytes: of the largest tile that tl.trans turns.
-    tile: elements of the largest tile that a program makes; with three dimensions, along the two largest.
+    tile: elements of the largest tile that a program makes; with three dimensions, along the two largest of them.
     """
 
     kernel: str
@@ -217,8 +217,8 @@ class _Watch:
 
     def made(self, data) -> None:
         if self.launches:
-            launch = self.launches[-1]
-            launch.tile = max(launch.tile, math.prod(sorted(np.shape(data))[-2:]))
+            launch, sides = self.launches[-1], sorted(np.shape(data))
+            launch.tile = max(launch.tile, math.prod(sides[-2:] if len(sides) == 3 else sides))
 
     def turn(self, tile) -> None:
         if not tile.dtype.is_ptr():  # addresses stay in registers

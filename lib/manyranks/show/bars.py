@@ -15,7 +15,6 @@ from manyranks.show.labels import Labels
 from manyranks.show.said import Part
 
 LONGEST = 0.52  # of an axis, for the longest bar: the rest is for texts
-_COLUMN = 0.23  # of an axis, for a text
 NOTHING = Path(np.empty((0, 2)))
 
 
@@ -26,6 +25,8 @@ class Bars:
     for none. labels: how texts are drawn, as Labels takes it: outline=word for texts that another setting seldom has.
     ends, ticks: of a logarithmic axis, on which the parts of a row are below each other.
     """
+
+    column = 0.23  # of an axis, for a text
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Bars:
         end = longest * (1 + 1e-9)  # the same parts, added in another order, may sum to a little more
         texts = [f"» {text}" if bar and sum(bar.values()) > end else text for bar, text in zip_longest(bars, texts)]
         lines = [(y, line) for row, text in enumerate(texts) for y, line in apart(row, text)]
-        places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, line in lines for k in range(line.count("|") + 1)]
+        places = [(LONGEST + 0.03 + self.column * k, y) for y, line in lines for k in range(line.count("|") + 1)]
         words = [word for _, line in lines for word in line.split("|")]
         limits = [*([limit] if limit else ()), *others]
         if limits and self._axes.get_ylim()[0] < len(self._rows):

@@ -168,7 +168,7 @@ def who_holds(panels: Mapping | Sequence, below: Sequence[str] = (), unit: str =
         fig.write(left - 0.1, top - 0.15, "rank" if wide < 0.6 else "", ha="right")
         for (name, size), y in zip(rows, accumulate(size * scale + _SEAM for _, size in rows), strict=True):
             fig.write(left - 0.1, top + y - _SEAM - size * scale / 2, name, (left - 0.1, size * scale), ha="right")
-    fig.key(left)
+    fig.key(left + 0.03)
     return fig
 
 
@@ -272,9 +272,9 @@ def memory_over_time(series: Mapping[str, Mapping[str, Sequence[float]]], phases
             high, look = low + held, {"facecolor": KINDS[kind], "edgecolor": EDGE, "linewidth": 0.6}
             axes.stairs(high, baseline=low, fill=True, label=kind, **look)
             low = high
-        at = int(low.argmax())  # the label stands beside it: behind it may be the line between two phases
-        side = {"ha": "left"} if (early := at < len(low) / 2) else {"ha": "right"}
-        axes.text(at + early, 1.02 * low.max(), f" peak {units.size(low.max())} ", va="bottom", **side)
+        at = int(low.argmax())  # the label stands beside it or ends with the axis: the line between two phases may be behind it
+        at, side = (at + 1, "left") if at < len(low) / 2 else (len(low), "right")
+        axes.text(at, 1.02 * low.max(), f" peak {units.size(low.max())} ", va="bottom", ha=side)
         axes.set(xlim=(0, len(low)), ylim=(0, 1.14 * most))
         axes.yaxis.set_major_formatter(lambda size, _: units.size(size) if size else "0")
         axes.tick_params(labelleft=axes is panels[0])

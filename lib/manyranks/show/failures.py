@@ -204,7 +204,7 @@ def heat(seconds: Sequence[Sequence[float]]) -> style.Figure:
     bar.locator = MaxNLocator(5)
     text = f"rank {slow}: {units.duration(medians[slow])} per step, {medians[slow] / usual - 1:+.0%}"
     above = slow > len(table) / 2
-    arrow = {"arrowstyle": "-|>", "color": style.BLACK, "linewidth": 1.5}
+    arrow = {"arrowstyle": "-|>", "color": "white", "linewidth": 1.5}
     at = 0.72 * (table.shape[1] - 1), slow
     place = 0.32, 0.75 if above else 0.25
     axes.annotate(
@@ -338,7 +338,8 @@ class Intervals(Board):
         left.set(xlabel="time between saves", ylabel="goodput (%)")
         ticks(left, (TICKS, units.duration))
         left.legend(ncols=2, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.1)
-        self._bars = Bars(right, _PARTS, "Where the time goes", ["this", "Young's", "best"], percent, outline=word)
+        title = "Where the time goes; interval, goodput"
+        self._bars = Bars(right, _PARTS, title, ["this", "Young's", "best"], percent, outline=word)
         self.panels, self.others = [self._bars], [self._young, self._curve, self._point]
 
     def draw(self, now: Saving) -> None:

@@ -235,4 +235,4 @@ def _torus(axes) -> None:
 
 def _box(axes, x: float, y: float, text: str, colour: str) -> None:
     axes.add_patch(Rectangle((x - 0.42, y - 0.24), 0.84, 0.48, facecolor=colour, zorder=3))
-    axes.text(x, y, text, color="white", ha="center", va="center", fontsize=8, fontweight="bold", zorder=4)
+    axes.text(x, y, text, color=drawings.on(colour), ha="center", va="center", fontsize=8, fontweight="bold", zorder=4)

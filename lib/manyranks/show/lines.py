@@ -75,7 +75,7 @@ def ticks(axes: Axes, x: tuple | None = None, y: tuple | None = None, **look) ->
 
 def ring(axes: Axes, **look) -> Line2D:
     """Draws a ring around what is shown now, which an explorer moves."""
-    look = {"color": "none", "markeredgecolor": style.INK, "markersize": 11, "markeredgewidth": 1.8} | look
+    look = {"color": "none", "markeredgecolor": style.INK, "markersize": 11, "markeredgewidth": 1.8, "clip_on": False} | look
     return axes.plot([], [], "o", **look)[0]
 
 

@@ -85,7 +85,7 @@ class Curve:
         look = {"color": style.INK, "linewidth": 1.4}
         self._room = axes.plot([-0.5, count - 0.5], [0, 0], linestyle="--", **look, gid="room")[0]
         self._level = axes.plot([-0.5, count - 0.5], [0, 0], linestyle=":", **look, gid="now")[0]
-        self._ring = ring(axes, clip_on=False, gid="ring")
+        self._ring = ring(axes, gid="ring")
         self._numbers = Labels(axes, _SIZE, left=1, outline=word, within=axes.transAxes, name="numbers")
         self._title = heading(axes, 9.5)
         axes.set(xlim=(-0.5, count - 0.5), ylim=(0, 1.1))

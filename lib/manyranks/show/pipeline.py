@@ -298,7 +298,7 @@ class Schedules(namedtuple("Schedules", "first second model cluster dp tp pp m v
             raise ValueError(f"the formula for {theory.WRITTEN[self.first]} needs m ≥ {fewest}")
         shared = {"dp": self.dp, "tp": self.tp, "pp": self.pp}
         plan = Plan(batch=self.dp * self.m, schedule=self.first, virtual=self.stages(self.first), **shared)
-        return Scenario(shape, plan, clusters[self.cluster])
+        return Scenario(shape, plan, clusters[self.cluster]).checked()
 
     def stages(self, name: str) -> int:
         return self.v if name == "interleaved" else 1

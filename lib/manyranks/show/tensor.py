@@ -162,9 +162,8 @@ def _draw_sent(axes: Axes, x: float, y: float, wide: float, names: str, letter: 
     each = [name for name in names.split("|") if name]
     for k, name in enumerate(each):
         left, part = x + k * wide / len(each), wide / len(each)
-        look, ink = (_AGAIN, style.BLACK) if k else (_SENDS, "white")
-        axes.add_patch(Rectangle((left, y + 0.02), part, 1.1, **_LOOKS[look], **_EDGE))
-        axes.text(left + part / 2, y + 0.57, name, color=ink, fontsize=9, rotation=90, **_CENTER)
+        axes.add_patch(Rectangle((left, y + 0.02), part, 1.1, **_LOOKS[_AGAIN if k else _SENDS], **_EDGE))
+        axes.text(left + part / 2, y + 0.57, name, color=style.BLACK, fontsize=9, rotation=90, **_CENTER)
 
 
 # name -> what it says of a plan
@@ -333,7 +332,7 @@ class Degrees(Board):
         time.set_xlim(0, 1.1)
         time.set_xlabel("right: layer time, share spent waiting (»: off the scale)", loc="left", fontsize=9)
         self._ends = [axes.axhline(0, color=style.INK, linestyle=":", linewidth=1.6, gid="node ends") for axes in (time, kept)]
-        self._node = Labels(kept, left=1, name="node")
+        self._node = Labels(kept, left=0, name="node")
         self.panels, self.others = (self._time, self._kept), (*self._ends, self._node.artist)
 
     def draw(self, now: Cut) -> None:
@@ -349,7 +348,8 @@ class Degrees(Board):
         ends = (inside := sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)) < len(DEGREES)
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
-        self._node.update([(LONGEST, inside - 0.76)] if ends else [], [f"a node: {cluster.node} GPUs"] if ends else [])
+        at = 0.01, len(DEGREES) - 0.3  # below the bars: nothing else is ever there
+        self._node.update([at] if ends else [], [f"dotted: a node of {cluster.node} GPUs"] if ends else [])
 
     def idle(self, tp: int, **others) -> set[str]:
         """Names the controls that do nothing: one rank has nothing to split and nothing to send."""

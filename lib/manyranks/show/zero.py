@@ -310,7 +310,8 @@ class Stages(Board):
         self.figure = style.Figure(figsize=(6.45, 4.3), layout="constrained")
         axes = self.figure.subplot_mosaic("aa;bc", width_ratios=(1.25, 1), height_ratios=(1.15, 1))
         bars, phi = functools.partial(Bars, rows=[*STAGES], outline=word), {"parameters": _HELD["parameters"]}
-        self._held = bars(axes["a"], _HELD, "memory (log; | is the sum)", columns=4, ends=(1e6, 3e13), ticks=(1e6, 1e9, 1e12))
+        title = "memory: states + activations (log; | is the sum)"
+        self._held = bars(axes["a"], _HELD, title, columns=4, ends=(1e6, 3e13), ticks=(1e6, 1e9, 1e12))
         self._sent = bars(axes["b"], _SENT, "sent per GPU per step")
         self._largest = bars(axes["c"], phi, "largest Φ (log)", unit=count, ends=(1e8, 1.2e13), ticks=(1e9, 1e12))
         axes["c"].set_yticklabels([])

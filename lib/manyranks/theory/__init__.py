@@ -12,6 +12,7 @@
       memory, activations    bytes that a rank holds
     built on a step
       planner, bounds        plans that fit, fastest first
+      written                a plan in words, and as the commands of two frameworks
       roofline, flops        what the time goes to; MFU
       published              other people's runs: how far off the estimates are
 

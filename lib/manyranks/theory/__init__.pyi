@@ -112,6 +112,9 @@ from . import (
 from . import (
     tensor as tensor,
 )
+from . import (
+    written as written,
+)
 from .architecture import LatentAttention as LatentAttention
 from .architecture import ModelShape as ModelShape
 from .calibration import calibrate as calibrate

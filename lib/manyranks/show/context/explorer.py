@@ -213,7 +213,8 @@ class _Timeline:
         self._says = [f"rank {rank}, forward: {each}" for rank, each in zip(ranks, said, strict=True)]
         starts = starts[1:-1] if 1 < count <= SHOWN else ()
         self._ends.set_data([x for end in starts[1:] for x in (end, end, math.nan)], [0, 1, math.nan] * len(starts[1:]))
-        above = {(a + b) / 2: f"{hop}" for hop, (a, b) in enumerate(pairwise(starts))}
+        every = 1 if count <= SHOWN // 2 else 2  # many hops are narrower than two digits
+        above = {(a + b) / 2: f"{hop}" for hop, (a, b) in enumerate(pairwise(starts)) if hop % every == 0}
         above |= {0.5: f"sum of {count} hops"} if count > SHOWN else {}
         places = [(0, 1.035), (1, 1.035), *((x, -0.025) for x in above)]
         self._words.update(places, ["0", units.duration(whole), *above.values()])

@@ -174,7 +174,7 @@ def mask(
     fig, panels = style.figure(columns=len(layouts), width=len(layouts) * (side + 0.75), height=side + 1.65)
     for axes, layout, (owned, visible, computed) in zip(panels, layouts, found, strict=True):
         nothing, work = computed & ~visible, [int(computed[owned == rank].sum()) for rank in range(_N)]
-        _fill(axes, np.where(visible, owned[:, None], np.nan), edgecolors="#bbbbbb", linewidth=0.4)
+        _fill(axes, np.where(visible, owned[:, None], np.nan), edgecolors="#78787840", linewidth=0.4)
         look = {"cmap": ListedColormap(["white"]), "hatch": "xxxxxx", "edgecolors": "#777777", "linewidth": 0}
         axes.pcolor(np.ma.masked_array(nothing, ~nothing), gid="for nothing", **look)
         by_ranks = order == "ranks"

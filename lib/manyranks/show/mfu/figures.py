@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, cycle
+from itertools import accumulate, cycle, product
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from manyranks.show import scenario, style, units
@@ -107,7 +108,7 @@ def _draw_roofs(axes: Axes, roofs: Mapping[str, Roof], places: Sequence[tuple[fl
         rates = [roof.flops_per_second(each) for each in (left, roof.ridge, right)]
         axes.plot([left, roof.ridge, right], rates, color=style.INK, linestyle=line, label=f"{said} FLOP/byte")
     axes.vlines(ridges, low, peaks, colors="#666666", linestyles=":", linewidth=1.0)
-    axes.axvspan(left, min(ridges), color=style.FAINT, zorder=0, linewidth=0)
+    axes.axvspan(left, min(ridges), ymax=0.93, color=style.FAINT, zorder=0, linewidth=0)  # texts on it could hardly be read
     for x, text, side in ((min(ridges), "memory-bound  ", "right"), (max(ridges), "  compute-bound", "left")):
         axes.text(x, 0.97 * high, text, fontsize=9, fontstyle="italic", ha=side, va="top")
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
@@ -117,15 +118,24 @@ def _draw_roofs(axes: Axes, roofs: Mapping[str, Roof], places: Sequence[tuple[fl
 
 
 def _number(axes: Axes, places: Mapping[int, tuple[float, float]]) -> None:
-    """A number above each point; where it would meet a point or another number, above that."""
-    taken = [tuple(72 / axes.figure.dpi * axes.transData.transform(place)) for place in places.values()]
+    """A number above each point; where it would meet a point or another number, elsewhere around it, with a line to it."""
+    scale = 72 / axes.figure.dpi  # points per pixel; a number is 14 wide and 9 high
+    taken = [tuple(scale * axes.transData.transform(place)) for place in places.values()]
+    left, low, right, high = scale * axes.bbox.extents
+    ways = (0, 1), (1, 0), (-1, 0), (0, -1), (0.8, 0.8), (-0.8, 0.8), (0.8, -0.8), (-0.8, -0.8)
     for (number, place), (x, y) in zip(places.items(), list(taken), strict=True):
-        up = 10.0  # points; a number is 12 wide and 9 high
-        while any(abs(x - a) < 12 and abs(y + up - b) < 9 for a, b in taken):
-            up += 4.5
-        taken.append((x, y + up))
+        for far, (a, b) in product(range(10, 1000, 5), ways):
+            at = x + far * a, y + far * b
+            inside = left < at[0] < right and low < at[1] < high - 20  # where the regions' names are
+            if inside and all(abs(at[0] - other) >= 14 or abs(at[1] - over) >= 9 for other, over in taken):
+                break
+        taken.append(at)
         look = {"fontsize": 8.5, "ha": "center", "va": "center", "fontweight": "bold", "zorder": 4}
-        axes.annotate(str(number), place, (0, up), textcoords="offset points", **look)
+        axes.annotate(str(number), place, (far * a, far * b), textcoords="offset points", **look)
+        if far > 10:
+            ends = [(x + part * a, y + part * b) for part in (0, far - 6)]
+            line = axes.transData.inverted().transform(np.divide(ends, scale))
+            axes.plot(*line.T, "-", color=style.INK, linewidth=0.6, zorder=2)
 
 
 def _looks(parts: Iterable[str]) -> dict[str, tuple[str, str, str]]:

@@ -16,7 +16,7 @@ from manyranks.show.bars import Bars, apart
 from manyranks.show.explorer import Board, Explorer, Measure, Said, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
 from manyranks.show.looks import STEP
-from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, bar, degrees, kept, written
+from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, bar, written
 from manyranks.show.scenario import BUBBLE, CLUSTERS, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
 from manyranks.show.setting import MUCH, tried
 from manyranks.theory import ModelShape, Plan, clusters, pipeline, planner
@@ -24,6 +24,7 @@ from manyranks.theory.nd import rules
 from manyranks.theory.planner import Found, Ranking
 from manyranks.theory.published import confidence
 from manyranks.theory.step import StepTime
+from manyranks.theory.written import degrees, kept
 
 MODELS = ("small GPT", "llama3.2-1b", "llama3-8b", "yi-34b", "llama3-70b", "gpt3-175b", "llama3-405b")
 MODELS += ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3")
@@ -216,6 +217,7 @@ class Plans(Board):
         self._mesh = Bars(left, _LINKS, "", list(_AXES.values()), lambda twos: f"{2**twos:,.0f} ranks", 0, **look)
         self._memory = Bars(right, _HELD, "", [*_HELD, "together"], columns=0, **look)
         self._steps = Steps(below, "", [""] * (1 + len(TAKEN)), 0, **look)
+        self._steps.column = 0.25  # its texts are long
         self._names = Labels(below, left=1.0, name="names", **look)
         self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names.artist]
         right.set_xlim(0, 0.85)  # its texts are short
@@ -265,7 +267,7 @@ class Plans(Board):
             texts.append(f"{size:,}{link}, {stride:,} apart" if size > 1 < stride else f"{size:,}{link}")
         row = list(_AXES).index(_ROW[now.part]) if now.part in _ROW else -9
         pods = [(log2(pod), f"a pod: {pod:,}")] if pod < now.gpus else []
-        self._mesh.update(bars, texts, row, log2(max(now.gpus, node, 2)), (log2(node), f"a node: {node}"), others=pods)
+        self._mesh.update(bars, texts, row, log2(max(now.gpus, node, 2)), (log2(node), f"a node: {node:,}"), others=pods)
 
     def _show_memory(self, now: Layout) -> None:
         held, room = now.scenario.held, now.scenario.cost.room
@@ -277,7 +279,7 @@ class Plans(Board):
 
     def _show_steps(self, rows: Sequence[tuple[str, Layout]], found: Sequence[Found]) -> None:
         times, sizes = zip(*((each.scenario.time, each.scenario.peak.total) for _, each in rows), strict=True)
-        texts = [written(*each).replace("MFU ", "") for each in zip(times, sizes, strict=True)]
+        texts = [written(*each, short=True) for each in zip(times, sizes, strict=True)]
         close = [", too close to call" if _tied(time, found) else "" for time in times]
         texts = [f"{text}\n{bar(time)}{tied}" for time, text, tied in zip(times, texts, close, strict=True)]
         self._steps.show(times, texts, 0, 3 * min(time.seconds for time in times))

@@ -33,6 +33,7 @@ from manyranks.theory.planner import Found
 from manyranks.theory.published.error_bars import confidence
 from manyranks.theory.published.layouts import Neighbour
 from manyranks.theory.step import StepTime
+from manyranks.theory.written import degrees, kept
 
 # An axis's words, from the innermost to the outermost of the usual order, those shared by dp × cp last.
 NAMES = {"tp": "TP, tensor", "cp": "CP, context", "dp": "DP, data", "pp": "PP, pipeline", "data": "DP × CP, same parameters"}
@@ -178,23 +179,6 @@ _MOST = 6  # plans
 _SAME = 0.005  # of the time: what loses less is as fast
 
 
-def degrees(plan: Plan) -> str:
-    """Writes "TP 8, CP 2, PP 16, EP 8, DP 64": those above 1, and ETP where it is not TP; DP 4 × 16 is HSDP."""
-    replicas = plan.dp // (plan.dp_shard or plan.dp)
-    data = f"{replicas} × {plan.dp_shard}" if replicas > 1 else f"{plan.dp}"
-    named = {"TP": plan.tp, "CP": plan.cp, "PP": plan.pp, "EP": plan.ep}
-    used = [f"{name} {degree}" for name, degree in named.items() if degree > 1]
-    folded = [f"ETP {plan.expert_tp}"] if plan.expert_tp != plan.tp else []
-    return ", ".join([*used, *folded, f"DP {data}"])
-
-
-def kept(plan: Plan) -> str:
-    """Writes how a pipeline runs, what is sharded, b, and what is computed again: "ZB-V, ZeRO-1, b 2, recompute none"."""
-    virtual = f" v {plan.virtual}" if plan.virtual > 1 else ""
-    turns = f"{pipeline.WRITTEN[plan.schedule]}{virtual}, " if plan.pp > 1 else ""
-    return f"{turns}ZeRO-{plan.zero}, b {plan.microbatch}, recompute {plan.recompute}"
-
-
 class Steps(Bars):
     """The parts of the times of steps, a row for each plan, with its time, MFU and memory; a dashed frame around those that
     nobody has checked."""
@@ -240,11 +224,12 @@ def plans(found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the
     return fig
 
 
-def written(time: StepTime, size: float) -> str:
+def written(time: StepTime, size: float, short: bool = False) -> str:
     """Time and MFU of a step, and bytes of a GPU, with its memory where that's less: in two columns of Bars."""
     room = time.cluster.accelerator.memory
     full = f" of {units.size(room)}!" if size > room else ""
-    return f"{units.duration(time.seconds)}, MFU {time.mfu:.1%}|{units.size(size)}{full}"
+    mfu = f"{time.mfu:.0%}" if short else f"MFU {time.mfu:.1%}"
+    return f"{units.duration(time.seconds)}, {mfu}|{units.size(size)}{full}"
 
 
 def bar(time: StepTime) -> str:
