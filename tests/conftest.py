@@ -45,7 +45,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 def pytest_configure(config):
     """Hypothesis draws the same examples in every run, so that a failure can be repeated; none has a deadline, for other
-    processes may take the cores, and a test may have no use for many of them.
+    processes may take the cores, and a test may have no use for many of them. `make test` draws 30, `make test-all` 200.
 
     The garbage collector rests until all tests are collected.
     """
@@ -54,7 +54,8 @@ def pytest_configure(config):
     gc.disable()
     unlucky = [HealthCheck.filter_too_much, HealthCheck.too_slow]
     patient = {"derandomize": True, "deadline": None, "suppress_health_check": unlucky, "database": None}
-    settings.register_profile("patient", settings(), **patient)
+    drawn = 30 if config.option.markexpr else 200
+    settings.register_profile("patient", settings(), max_examples=drawn, **patient)
     settings.load_profile("patient")
 
 

@@ -14,6 +14,7 @@ from manyranks.grade.answers import MISTAKE, RIGHT, Answer
 from manyranks.grade.check import looks, shipped
 from manyranks.measure.fingerprints import fact, same
 from manyranks.world.rank import messages
+from tests.conftest import matrix
 from tests.grading import records
 from tests.grading.exercise import Exercise
 
@@ -38,7 +39,7 @@ def definitions(exercise: str, folder: str) -> dict:
 
 
 def pytest_generate_tests(metafunc) -> None:
-    """Makes an exercise's cases, by the file's name: two mistakes per task in `make test`, all in `make test-all`."""
+    """Makes an exercise's cases, by the file's name: one mistake per task in `make test`, all in `make test-all`."""
     exercise = metafunc.module.__name__.rpartition("test_")[2]
     tasks = records.tasks(exercise)
     if "answer" in metafunc.fixturenames:
@@ -53,14 +54,17 @@ def pytest_generate_tests(metafunc) -> None:
 
 
 def _kept(own: list[Answer]) -> list[tuple[Answer, bool]]:
-    """Each with whether it belongs to every run: the task's first mistake that has a sentence, and its last one."""
+    """Each with whether it belongs to every run: the task's first mistake that has a sentence, or its last one."""
     mistakes = [answer for answer in own if answer.kind == MISTAKE]
-    first = next((answer for answer in mistakes if answer.hint), None)
-    return [(answer, answer is first or answer is mistakes[-1]) for answer in own]
+    first = next((answer for answer in mistakes if answer.hint), mistakes[-1])
+    return [(answer, answer is first) for answer in own]
 
 
-def test_the_solution_gets_all_points(exercise, task, shared_ranks):
-    report = records.tasks(exercise)[task](definitions(exercise, "solutions")[task])
+@pytest.mark.parametrize("ranks", matrix(["all", "most"], ["most"]))
+def test_the_solution_gets_all_points(exercise, task, ranks, shared_ranks):
+    """On the most ranks; mistakes are judged on three as a rule."""
+    own = records.tasks(exercise)[task]
+    report = replace(own, worlds=own.worlds[-1:] if ranks == "most" else own.worlds)(definitions(exercise, "solutions")[task])
     assert (report.passed, report.points) == (True, report.out_of), report
 
 
@@ -96,8 +100,10 @@ def test_the_judge_asks_what_no_table_of_ours_answers(exercise, task):
 
 
 def test_the_answers_that_the_judge_expects_are_not_those_that_all_see(exercise, task, shared_ranks):
-    own = replace(records.tasks(exercise)[task], seed=777)
-    known = [*chain(*shipped(exercise)[task].right.values())]
+    """On the fewest ranks; the test above asks for all of them whether other numbers are sent."""
+    own = records.tasks(exercise)[task]
+    own = replace(own, seed=777, worlds=own.worlds[:1])
+    known = [*chain(*(ranks for key, ranks in shipped(exercise)[task].right.items() if key.startswith(f"{own.worlds[0]}/")))]
     code = next(answer.code for answer in of_task(exercise, task) if answer.kind == RIGHT)
     done = [one for each in own.tried(answers.given(own, code)) for one in each.seen]
     asked, seen = ([looks(own, one) for one in every] for every in (done, known))

@@ -28,6 +28,7 @@ class Course:
         config.JudgeApart.fewer_fences = True  # the tests may run as root
         config.ExecutePreprocessor.timeout = seconds or config.ExecutePreprocessor.timeout
         self.config, self.api = config, NbGraderAPI(config=config)
+        self._told: set[str] = set()  # students who have the feedback on what they submitted last
         self._write("solutions", solution)
         self._do(self.api.generate_assignment(name, force=True, create=True))
 
@@ -37,12 +38,12 @@ class Course:
         return nbformat.read(self._path("exercises"), 4)
 
     def submit(self, student: str, notebook) -> dict[str, float]:
-        """Submits, autogrades and gives feedback; returns the points by test cell."""
+        """Submits and autogrades; returns the points by test cell."""
         self._write(f"submitted/{student}", notebook)
+        self._told.discard(student)
         result = self.api.autograde(self.name, student)
         self.log = result.get("log")
         self._do(result)
-        self._do(self.api.generate_feedback(self.name, student))
         return self.points(student)
 
     def points(self, student: str) -> dict[str, float]:
@@ -52,7 +53,10 @@ class Course:
             return {grade.cell.name: grade.score for grade in notebook.grades}
 
     def feedback(self, student: str) -> str:
-        """The HTML that the student gets."""
+        """The HTML that the student gets; it takes nbgrader a second, so it's made for who reads it."""
+        if student not in self._told:
+            self._do(self.api.generate_feedback(self.name, student))
+            self._told.add(student)
         return (self.root / "feedback" / student / self.name / f"{self.name}.html").read_text()
 
     def errors(self, student: str) -> list[str]:

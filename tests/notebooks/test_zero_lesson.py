@@ -9,6 +9,7 @@ import torch
 import manyranks as mr
 from manyranks import show, training
 from manyranks.world.errors import RankFailed
+from tests.conftest import matrix
 from tests.notebooks import pages
 from tests.notebooks.tasks import answer_of
 
@@ -38,7 +39,7 @@ def three():
         yield world
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", matrix([2, 3, 4], [3]))
 def test_every_stage_trains_like_one_process_on_any_number_of_ranks(lesson, n):
     assert n == 2 or any(size % n for size in lesson["sizes"])  # some row is padded
     with mr.World(n, backend="gloo", timeout=60) as world:

@@ -288,11 +288,11 @@ def test_an_endless_loop_is_reported_with_its_line():
         while True:
             pass
 
-    with mr.World(2, backend="gloo", timeout=2.5) as world:
+    with mr.World(2, backend="gloo", timeout=1.5) as world:
         before = pids(world)
         error = failing(world, mr.RankHung, endless)
         line = endless.__code__.co_firstlineno
-        assert "not over after 2.5 s" in str(error)
+        assert "not over after 1.5 s" in str(error)
         assert f"test_failures.py, line {line + 1}" in str(error) or f"test_failures.py, line {line + 2}" in str(error)
         assert_recovers(world, before)
 
@@ -511,7 +511,7 @@ def test_an_endless_loop_in_c_is_reported_with_its_line():
     def endless():
         return sum(range(10**12))
 
-    with mr.World(2, backend="gloo", timeout=3) as world:
+    with mr.World(2, backend="gloo", timeout=1.5) as world:
         before = pids(world)
         error = failing(world, mr.RankHung, endless)
         line = endless.__code__.co_firstlineno + 1
@@ -523,7 +523,7 @@ def test_an_interrupt_while_a_result_travels_leaves_a_world_that_works(world):
     def big():
         return torch.ones(100_000_000)
 
-    for delay in (0.2, 0.3, 0.4, 0.5):
+    for delay in (0.2, 0.4):
         timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
         started = time.monotonic()
         timer.start()

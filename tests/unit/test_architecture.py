@@ -52,7 +52,7 @@ def shapes(draw):
     return ModelShape("drawn", layers, norm=norm, **sizes, **heads, **flags, **(routed if draw(flag) else {}))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(shapes())
 def test_any_count_is_that_of_modules_of_the_same_sizes(shape):
     assert shape.parameters == count(model(shape))

@@ -147,7 +147,6 @@ def compare(chain, budget, gradient):
     return schedules.least
 
 
-@settings(max_examples=60)
 @given(st.lists(layers(5, st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=5), st.floats(0.2, 1.0), st.booleans())
 def test_no_plan_within_the_budget_is_faster_and_the_least_budget_is_the_least(chain, share, differs):
     gradient = 3 * differs

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks import theory
@@ -195,7 +195,6 @@ def everywhere(n: int, op: str, size: float) -> Program:
     return Program(((Collective(op, size, tuple(range(n))),),) * n)
 
 
-@settings(deadline=None)
 @given(st.sampled_from([2, 3, 8, 12, 16, 64]), st.floats(0, 1e9), st.sampled_from(["all_reduce", "all_gather"]), st.booleans())
 def test_a_collective_takes_the_seconds_of_its_ring_on_the_link_of_the_route(n, size, op, sharing):
     costs = replay_costs.ClusterCosts(H100)

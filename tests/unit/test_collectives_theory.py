@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks.theory.collectives import chunk_sizes, sent_bytes
@@ -54,13 +54,11 @@ def test_scatter_and_gather_move_each_chunk_once():
     assert sent_bytes("gather", 10, 4, 4, "naive", root=1) == [12, 0, 8, 8]
 
 
-@settings(deadline=None)
 @given(ELEMENTS, RANKS)
 def test_chunks_are_those_of_tensor_split(elements, n):
     assert chunk_sizes(elements, n) == [len(chunk) for chunk in torch.tensor_split(torch.empty(elements), n)]
 
 
-@settings(deadline=None)
 @given(ELEMENTS, ITEM_BYTES, RANKS)
 def test_totals_of_the_rings_hold_for_any_size(elements, itemsize, n):
     once = (n - 1) * elements * itemsize
@@ -70,14 +68,12 @@ def test_totals_of_the_rings_hold_for_any_size(elements, itemsize, n):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS["broadcast"])
-@settings(deadline=None)
 @given(ELEMENTS, ITEM_BYTES, RANKS, st.data())
 def test_every_broadcast_brings_the_message_to_each_other_rank_once(algorithm, elements, itemsize, n, data):
     root = data.draw(st.integers(0, n - 1))
     assert sum(sent_bytes("broadcast", elements, itemsize, n, algorithm, root)) == (n - 1) * elements * itemsize
 
 
-@settings(deadline=None)
 @given(ELEMENTS, ITEM_BYTES, RANKS)
 def test_reduce_scatter_sends_what_a_ring_of_chunks_sends(elements, itemsize, n):
     sent, kept = ring_reduce_scatter(whole_tensors(elements, n))
@@ -85,7 +81,6 @@ def test_reduce_scatter_sends_what_a_ring_of_chunks_sends(elements, itemsize, n)
     assert sent_bytes("reduce_scatter", elements, itemsize, n) == [itemsize * count for count in sent]
 
 
-@settings(deadline=None)
 @given(ELEMENTS, ITEM_BYTES, RANKS)
 def test_all_gather_sends_what_a_ring_of_chunks_sends(elements, itemsize, n):
     chunks = cut(list(range(elements)), n)
@@ -94,7 +89,6 @@ def test_all_gather_sends_what_a_ring_of_chunks_sends(elements, itemsize, n):
     assert sent_bytes("all_gather", elements, itemsize, n) == [itemsize * count for count in sent]
 
 
-@settings(deadline=None)
 @given(ELEMENTS, ITEM_BYTES, RANKS)
 def test_all_reduce_is_a_reduce_scatter_and_an_all_gather(elements, itemsize, n):
     first, kept = ring_reduce_scatter(whole_tensors(elements, n))
@@ -113,7 +107,6 @@ def test_an_empty_tensor_sends_nothing(op, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS["broadcast"])
-@settings(deadline=None)
 @given(ELEMENTS, RANKS, st.data())
 def test_moving_the_root_rotates_a_broadcast(algorithm, elements, n, data):
     root = data.draw(st.integers(0, n - 1))
@@ -121,7 +114,6 @@ def test_moving_the_root_rotates_a_broadcast(algorithm, elements, n, data):
     assert sent_bytes("broadcast", elements, 4, n, algorithm, root) == rotated(from_zero, root)
 
 
-@settings(deadline=None)
 @given(ELEMENTS, RANKS, st.data())
 def test_moving_the_root_rotates_a_reduce_of_equal_chunks(elements, n, data):
     root = data.draw(st.integers(0, n - 1))
@@ -129,7 +121,6 @@ def test_moving_the_root_rotates_a_reduce_of_equal_chunks(elements, n, data):
     assert sent_bytes("reduce", elements * n, 4, n, root=root) == rotated(from_zero, root)
 
 
-@settings(deadline=None)
 @given(ELEMENTS, RANKS, st.data())
 def test_in_a_reduce_only_the_root_keeps_its_chunk(elements, n, data):
     root = data.draw(st.integers(0, n - 1))

@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks.theory import collectives, published
@@ -79,7 +79,6 @@ def test_sixteen_thousand_ranks_take_longer_than_eight(op, algorithm):
     assert seconds(op, 1e9, 8, link, algorithm, node) < seconds(op, 1e9, 16384, link, algorithm, node) < math.inf
 
 
-@settings(deadline=None)
 @given(st.integers(2, 5000), st.floats(1, 1e12))
 def test_a_ring_without_latency_has_the_link_s_bandwidth_on_the_bus(n, size):
     for op in ("all_reduce", "reduce_scatter", "all_gather"):

@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks.parallel import expert as parallel
@@ -70,7 +70,6 @@ def test_bytes_of_one_hop_by_hand():
     assert sends.split(node=1, what="results").between == 4 * row
 
 
-@settings(max_examples=60)
 @given(routings())
 def test_copies_arrive_once_by_any_way_and_two_hops_cross_the_network_once_for_each_node(drawn):
     routing, nodes = drawn

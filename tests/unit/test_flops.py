@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -71,7 +71,6 @@ def test_products_without_the_core_have_the_active_matrices_weights(name):
 # The kernels of a layer --------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.sampled_from([DENSE, ROUTED, *LATENT]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]))
 def test_the_kernels_of_all_ranks_multiply_what_the_model_does(shape, t, c):
     plan = Plan(cp=c, tp=t, seq=S, microbatch=B, flash=False)

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -52,7 +52,6 @@ def test_bf16_moments_save_four_bytes_a_parameter():
     assert [states.optimizer for states in both] == [12000, 8000]  # master, two moments: 4 + 4 + 4 and 4 + 2 + 2
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.sampled_from(SHAPES), st.sampled_from(sorted(RECIPES)), st.sampled_from([(1, 1), (2, 1), (8, 2), (8, 8)]), st.data())
 def test_states_never_rise_with_the_zero_stage_and_shards_hold_the_whole(shape, precision, ranks, data):
     dp, shards = ranks
@@ -84,7 +83,6 @@ def test_what_is_offloaded_is_on_the_host_and_nothing_is_lost(zero):
     assert optimizer == (here.parameters, here.gradients, 0, here.optimizer)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.sampled_from(SHAPES), st.sampled_from([1, 2, 4]), st.sampled_from(["1f1b", "zb-v", "interleaved"]), st.booleans())
 def test_the_shards_of_all_ranks_sum_to_the_model(shape, t, schedule, tied):
     p, ep = 2, 2 if shape.experts else 1

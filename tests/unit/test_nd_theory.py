@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks.theory import Plan, context, memory, models, nd, sharding, tensor
@@ -34,7 +34,6 @@ def elements(shape: ModelShape, plan: Plan, expert: bool | None = None, **at: in
 # What a rank holds
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from([LLAMA, GPT2, replace(LLAMA, tied=True)]),
     st.sampled_from([1, 2, 4]),

@@ -42,7 +42,7 @@ def test_the_automatic_schedule_is_at_least_as_good_as_each_hand_written_one(F, 
                 assert span_bubble(found, times) <= span_bubble(other, times) + 1e-6
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_the_automatic_schedule_keeps_to_any_cap_on_any_placement(data):
     p, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))

@@ -6,7 +6,7 @@ from functools import partial
 from textwrap import dedent
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks.parallel.pipeline import schedules
@@ -228,7 +228,6 @@ def runs_with_synchronous_sends(schedule):
     return position == [len(items) for items in schedule.ranks] and not any(queues.values())
 
 
-@settings(deadline=None, max_examples=250)
 @given(st.data())
 def test_verify_accepts_a_reordered_table_exactly_if_it_runs(data):
     schedule = data.draw(st.sampled_from(MAKERS[:-2]))(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4)))
@@ -243,7 +242,6 @@ def test_verify_accepts_a_reordered_table_exactly_if_it_runs(data):
         assert "\n" in refusal(schedule)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.sampled_from(MAKERS), st.data())
 def test_no_action_can_be_left_out_or_doubled(make, data):
     schedule = make(4, 4)

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks import theory
@@ -229,7 +229,6 @@ def test_layers_are_dealt_evenly_and_the_ends_get_the_fewer(layers, count):
         assert dealt[0] == dealt[-1] == min(dealt)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.integers(1, 130), st.data(), st.booleans())
 def test_stages_sum_to_the_whole_and_differ_by_one_slot(layers, data, slots):
     shape = replace(ROUTED, layers=layers, dense_layers=data.draw(st.integers(0, layers)), mtp_depth=1)
@@ -292,7 +291,6 @@ def test_a_degree_of_one_changes_nothing(shape, given, same):
     assert memory.peak(shape, one) == memory.peak(shape, other)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.sampled_from([TINY, ROUTED, GPT]), st.data())
 def test_activations_never_rise_with_more_ranks_or_more_recomputation(shape, data):
     orders = {"tp": (1, 2, 4, 8), "cp": (1, 2, 4, 8), "recompute": ("none", "selective", "full")}
@@ -304,7 +302,6 @@ def test_activations_never_rise_with_more_ranks_or_more_recomputation(shape, dat
     assert kept == sorted(kept, reverse=True)
 
 
-@settings(deadline=None, max_examples=80)
 @given(st.sampled_from([TINY, ROUTED, GPT]), st.integers(0, 3), st.sampled_from(["1f1b", "dualpipe", "gpipe"]), st.booleans())
 def test_recomputation_never_raises_the_peak(shape, zero, schedule, flash):
     given = {"dp": 2, "pp": 2, "tp": 2, "zero": zero, "schedule": schedule, "batch": 16, "seq": 64, "flash": flash}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks.timeline import (
@@ -405,20 +405,17 @@ def by_fixpoint(program: Program, costs) -> list[Span]:
     return sorted(s for s in spans if s.finished > s.started)
 
 
-@settings(deadline=None, max_examples=300)
 @given(PROGRAMS, st.sampled_from([0.0, 0.25]))
 def test_replay_agrees_with_a_simulator_that_iterates_to_a_fixpoint(program, latency):
     costs = Network(latency=latency)
     assert sorted(replay(program, costs).spans) == by_fixpoint(program, costs)
 
 
-@settings(deadline=None)
 @given(PROGRAMS, st.one_of(PAIRS, GROUPS.map(lambda group: ("group", *group))), st.integers(1, 9))
 def test_without_sharing_a_slower_link_makes_no_program_faster(program, link, factor):
     assert replay(program, Network(slower={link: factor})).makespan >= replay(program, Network()).makespan
 
 
-@settings(deadline=None)
 @given(PROGRAMS)
 def test_sharing_changes_nothing_where_no_two_transfers_have_a_channel_in_common(program):
     for costs in (Network(), Durations(dict.fromkeys((i / 4 for i in range(6)), 0.1), latency=0.3, bandwidth=0.7)):
@@ -428,7 +425,6 @@ def test_sharing_changes_nothing_where_no_two_transfers_have_a_channel_in_common
 ONE_SWITCH = {(a, b): (("switch", 1.0),) for a in range(4) for b in range(4)}
 
 
-@settings(deadline=None)
 @given(PROGRAMS, st.booleans())
 def test_the_critical_path_leads_from_zero_to_the_makespan_without_a_gap(program, sharing):
     timeline = replay(program, Network(routes=ONE_SWITCH), sharing)
@@ -440,7 +436,6 @@ def test_the_critical_path_leads_from_zero_to_the_makespan_without_a_gap(program
     assert sum(span.seconds for span in path) == pytest.approx(timeline.makespan)
 
 
-@settings(deadline=None)
 @given(PROGRAMS, st.booleans())
 def test_the_same_program_gives_the_same_timeline(program, sharing):
     first, second = (replay(program, Network(routes=ONE_SWITCH), sharing) for _ in range(2))
@@ -516,7 +511,6 @@ def test_with_sharing_a_slower_link_can_make_a_program_faster():
 TRANSFERS = st.tuples(st.integers(0, 8), st.integers(0, 9), st.lists(st.sampled_from("wxyz"), min_size=1, unique=True))
 
 
-@settings(deadline=None)
 @given(st.lists(TRANSFERS, min_size=1, max_size=6))
 def test_the_rates_of_a_shared_channel_add_up_to_the_bytes_that_were_sent(transfers):
     """The timeline says which transfers are under way when; the shares that follow must move every byte in that time."""

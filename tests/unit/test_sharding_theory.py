@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks.theory import Plan, accelerators, collectives, memory, models, published, sharding
@@ -67,7 +67,6 @@ def test_one_row_that_divides_takes_zero_s_bytes(shard, n, replicas):
     assert all(sharding.held([phi], n * replicas, s, replicas=replicas).padding == 0 for s in (1, 2, 3))
 
 
-@settings(deadline=None)
 @given(st.integers(10**9, 10**12), st.integers(1, 1024), st.integers(0, 3), st.sampled_from(sorted(RECIPES)), st.booleans())
 def test_states_are_those_of_theory_memory_up_to_padding(phi, half, stage, precision, replicated):
     replicas, recipe = 2 if replicated and stage else 1, RECIPES[precision]
@@ -174,7 +173,6 @@ def test_between_replicas_only_a_shard_travels():
 # The largest model
 
 
-@settings(deadline=None)
 @given(groups, st.integers(0, 10**6), st.sampled_from(sorted(RECIPES)))
 def test_the_largest_model_fits_and_one_parameter_more_does_not(group, room, precision):
     stage, k, replicas = group

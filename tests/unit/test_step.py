@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from manyranks.theory import ModelShape, Plan, clusters, flops, kernels, layer, memory, network, pace, replay_costs, step
@@ -67,13 +67,9 @@ def runs(draw):
     return shape, plan, cluster
 
 
-COMMON = settings(max_examples=100, deadline=None)
-
-
 # What can never make a step shorter, or longer -------------------------------------------------------------------------
 
 
-@COMMON
 @given(runs(), st.sampled_from([1.01, 1.5, 10.0]), st.sampled_from([0, -1]), st.booleans())
 def test_a_slower_link_never_makes_a_step_faster(run, factor, which, latency):
     shape, plan, cluster = run
@@ -83,7 +79,6 @@ def test_a_slower_link_never_makes_a_step_faster(run, factor, which, latency):
     assert after >= before * (1 - 1e-9)
 
 
-@COMMON
 @given(runs(), st.sampled_from([1.01, 1.5, 10.0]), st.sampled_from(["flops", "memory_bandwidth", "specials"]))
 def test_a_faster_accelerator_never_makes_a_step_slower(run, factor, what):
     shape, plan, cluster = run
@@ -93,7 +88,6 @@ def test_a_faster_accelerator_never_makes_a_step_slower(run, factor, what):
     assert after <= before * (1 + 1e-9)
 
 
-@COMMON
 @given(runs())
 def test_the_parts_add_up_and_none_is_negative(run):
     shape, plan, cluster = run
@@ -105,7 +99,6 @@ def test_the_parts_add_up_and_none_is_negative(run):
     assert time.tokens_per_second == pytest.approx(plan.batch * plan.seq / time.seconds)
 
 
-@COMMON
 @given(runs(), st.sampled_from([2, 4]))
 def test_more_replicas_with_as_many_more_sequences_never_make_a_step_faster(run, more):
     # Their only gain is that ZeRO spreads the optimizer over more ranks, and on a torus that a larger group has more links.
@@ -272,7 +265,6 @@ def test_utilisation_is_that_of_flops():
     assert 0 < time.mfu < time.utilisation("full") < time.hfu < 1
 
 
-@COMMON
 @given(runs())
 def test_no_step_passes_the_peak(run):
     assert 0 < step.estimate(*run).mfu <= 1 or run[1].precision == "fp8"  # the peak is that of 16 bits

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks.theory import (
@@ -145,7 +145,6 @@ def test_full_recomputation_keeps_the_layer_s_input():
 # What a rank holds
 
 
-@settings(deadline=None)
 @given(st.sampled_from([GPT, LLAMA, PAPER, GROUPED]), st.sampled_from([1, 2, 4]))
 def test_the_ranks_hold_the_layer_once_beside_what_is_whole_or_copied(shape, t):
     held = tensor.parameters(shape, t)

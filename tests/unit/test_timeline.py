@@ -5,7 +5,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks.timeline import Span, Timeline
@@ -106,7 +106,6 @@ def test_an_empty_timeline_can_be_saved(tmp_path):
     assert json.loads(Timeline(()).save(tmp_path / "trace.json").read_text())["traceEvents"] == []
 
 
-@settings(deadline=None)
 @given(TICKED)
 def test_sums_equal_a_count_of_ticks(spans):
     timeline = Timeline(tuple(spans))
@@ -118,21 +117,18 @@ def test_sums_equal_a_count_of_ticks(spans):
         assert 0 <= timeline.bubble(rank) <= 1
 
 
-@settings(deadline=None)
 @given(TICKED)
 def test_no_two_events_overlap_in_one_lane(spans):
     for events in lanes(Timeline(tuple(spans))).values():
         assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(events))
 
 
-@settings(deadline=None)
 @given(ANY)
 def test_rounding_makes_no_overlap_that_a_viewer_could_show(spans):
     for events in lanes(Timeline(tuple(spans))).values():
         assert all(a["ts"] + a["dur"] <= b["ts"] + NANOSECOND for a, b in pairwise(events))
 
 
-@settings(deadline=None)
 @given(TICKED)
 def test_there_are_no_more_lanes_than_spans_open_at_one_time(spans):
     timeline = Timeline(tuple(spans))
@@ -144,7 +140,6 @@ def test_there_are_no_more_lanes_than_spans_open_at_one_time(spans):
         assert len(numbers) <= max(sum(s is t or s.started <= t.started < s.finished for s in of_kind) for t in of_kind)
 
 
-@settings(deadline=None)
 @given(TICKED)
 def test_every_span_is_one_complete_event(spans):
     complete = [e for e in Timeline(tuple(spans)).trace_events() if e["ph"] == "X"]

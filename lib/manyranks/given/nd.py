@@ -185,17 +185,14 @@ def recorded(seed: int, kind: str) -> tuple[Run, ...]:
 def _like(one: Sick, *words) -> Sick:
     """A cluster with what ails this one, elsewhere."""
     random, ranks = numbers.drawn(*words), math.prod(one.sizes.values())
-    if one.slow and ranks == 6:  # some of these have too few messages to tell
-        return one._replace(slow=one.slow._replace(times=one.slow.times * random.uniform(1, 1.5)))
-    if one.slow and one.work != Work():
-        return one._replace(slow=Slow(random.randrange(ranks), one.slow.cause, one.slow.times * random.uniform(1, 1.5)))
+    if one.slow:  # of six ranks, some have too few messages to tell
+        cause, times = random.choice(((COMPUTES, 1.5), (SENDS, 3.0))) if ranks != 6 and one.work == Work() else one.slow[1:]
+        rank = one.slow.rank if ranks == 6 else random.randrange(ranks)
+        return one._replace(slow=Slow(rank, cause, times * random.uniform(1, 1.5)))
     one = one._replace(sizes=dict(random.sample([*one.sizes.items()], len(one.sizes))))
-    if one.slow:
-        cause, times = random.choice(((COMPUTES, 1.5), (SENDS, 3.0)))
-        return one._replace(slow=Slow(random.randrange(ranks), cause, times * random.uniform(1, 1.5)))
     if one.forgotten:
-        stage = random.choice((0, 1))
-        return one._replace(forgotten=Forgotten(random.choice(("dp", "cp")), stage if "pp" in one.sizes else None))
+        axis, stage = random.choice(("dp", "cp")), random.choice((0, 1)) if "pp" in one.sizes else None
+        return one._replace(forgotten=Forgotten(axis, stage))
     return one._replace(work=one.work._replace(tokens=random.randint(4, 100), width=random.choice((16, 32, 64))))
 
 
@@ -386,15 +383,12 @@ def drawn_meshes(random: Random) -> list[Sizes]:
 
 
 def drawn_jobs(random: Random) -> Iterator[tuple[str, tuple]]:
-    """Draws a job whose axes compete for a node, and two with some axes that fit into it, not always those that send most."""
+    """Draws a job whose axes compete for a node, and one with some axes that fit into it, not those that send most."""
     degrees = random.sample((2, 4, 4, 8, 8), 3)  # at most 256 ranks
     axes = {axis: (degree, random.uniform(1, 9)) for axis, degree in zip(("cp", "dp", "tp"), degrees, strict=True)}
     yield _job(COMPETE, axes, random.choice((4, 8)))
-    first, *others = random.sample(["cp", "dp", "tp"], 3)
-    axes = {axis: (random.choice((2, 4)), random.uniform(1, 4)) for axis in others}
-    yield _job(FIT, axes | {first: (8, random.uniform(5, 9))}, 8)
-    small = {axis: (degree, random.uniform(4, 5)) for axis, degree in zip(others, random.sample((2, 4), 2), strict=True)}
-    yield _job(FIT, {first: (8, random.uniform(5, 5.5))} | small, 8)
+    large, small, middle = random.sample(["cp", "dp", "tp"], 3)
+    yield _job(FIT, {large: (8, 5 + random.random() / 2), small: (2, 4 + random.random()), middle: (4, 4 + random.random())}, 8)
 
 
 # Questions about a mesh: what a report calls each of them -> the arguments of the call

@@ -199,7 +199,7 @@ def _leaves(values_) -> list[Tensor]:
 
 _SHAPES = ((5, 2, 3), (7,), (4, 2, 3))  # the second needs no gradient
 _S, _T, B, _H, _D, UNITS = 5, 7, 2, 24, 4, 7  # units a rank
-_HEADS = {2: ((2, 8, 4), (2, 4, 1)), 3: ((3, 9, 3), (3, 6, 1)), 4: ((4, 8, 2), (2, 8, 4), (2, 4, 1))}
+_HEADS = {2: ((2, 8, 4), (2, 4, 1)), 3: ((3, 12, 6), (3, 9, 3), (3, 6, 1)), 4: ((4, 8, 2), (2, 8, 4), (2, 4, 1))}
 POSITIONS, WORDS = 9, 61  # of logits
 SHARD, FEATURES, ROWS = 3, 64, 2  # positions a rank, numbers a position, units a rank: few, so that positions show
 

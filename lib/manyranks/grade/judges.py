@@ -228,10 +228,7 @@ def as_bytes(count: float) -> str:
 
 
 def if_done(done: Callable[[Seen, Seen], bool], judge: Callable[..., Judge]) -> Callable[..., Judge]:
-    """Makes judges that give nothing to who does not do the work: then nothing is held.
-
-    done: whether a rank, the first argument, did what the right answer, the second one, does
-    """
+    """Makes judges that give nothing to who does not do the work. done: whether a rank's run, the first, does what's right."""
 
     def made(*args, **kwargs) -> Judge:
         one = judge(*args, **kwargs)

@@ -32,10 +32,7 @@ _CONTIGUOUS = "collectives want contiguous tensors, and NCCL refuses others: x.c
 _ADVICE = (
     (r"returned an incorrect number of gradients", "backward returns one for each argument of apply, None for the group"),
     (r"modified by an inplace operation|a leaf Variable that requires grad", _COPY),
-    (
-        r"view size is not compatible",
-        "a tensor, or its gradient, need not be contiguous: flatten() or reshape(-1) in place of view(-1)",
-    ),
+    (r"view size is not compatible", "tensors and gradients need not be contiguous: flatten(), or reshape(-1), not view(-1)"),
     (r"must be contiguous", _CONTIGUOUS),
     (r"'NoneType' object has no attribute '(size|rank)'", _GROUP),
     (r"[Gg]roup.*(not part|not a member|invalid|default)|Invalid rank|not registered", _GROUP),
@@ -103,11 +100,7 @@ def _both(own: tuple[Case, list[Tensor], list[Tensor]], function: Callable, watc
     watch.mark("backward")
     used = results[::2][: len(ups)]
     if lacking := [i for i, y in enumerate(used) if not y.requires_grad]:
-        found, hint = (
-            f"result {2 * lacking[0]} has no graph",
-            "the results have to be those of a torch.autograd.Function's apply",
-        )
-        raise Stopped(found, hint)
+        raise Stopped(f"result {2 * lacking[0]} has no graph", "results have to be those of a torch.autograd.Function's apply")
     torch.autograd.backward(used, ups)
     found |= {f"the gradient of tensor {i}": gradient(leaf) for i, leaf in enumerate(leaves) if leaf.requires_grad}
     return {"the gradient that backward was given": given.untouched(ups, given_ups)} | found

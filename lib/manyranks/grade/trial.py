@@ -122,6 +122,11 @@ class Seen:
     def __post_init__(self) -> None:
         object.__setattr__(self, "results", _Results(self.results))
 
+    @property
+    def bytes_sent(self) -> int:
+        """Returns the bytes that it put into all its calls."""
+        return sum(call.bytes for call in self.calls)
+
     def marks(self, begins: str = "") -> list[str]:
         """Lists what the script marked, in order, where it begins like this."""
         return [event.what for event in self.events if event.kind == "mark" and event.what.startswith(begins)]

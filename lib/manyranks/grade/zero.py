@@ -16,7 +16,7 @@ from manyranks.given.zero import BYTES, TURN, UNIT, Batch, Noted, Training, piec
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, as_bytes, at_most, facts, if_done, results, sent, silent, values
 from manyranks.grade.learner import Allowed, arguments, checked, made, plain, tensor
-from manyranks.grade.trial import Seen, Trial
+from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
 from manyranks.measure.watch import Watch
 
@@ -37,12 +37,8 @@ _SENT = {"instead": _INSTEAD, "hint": _EACH}
 _HELD = {"says": "it holds {got} {name}; {right} is enough", "unit": as_bytes, "grain": 4096}
 
 
-def _sent_a_quarter(seen: Seen, should: Seen) -> bool:
-    """Whether a rank sent a quarter of the bytes that it must, as who only gathers does; who sends less holds little."""
-    return 4 * sum(call.bytes for call in seen.calls) >= sum(call.bytes for call in should.calls)
-
-
-_holds = if_done(_sent_a_quarter, partial(at_most, **_HELD))
+# Who sends less than a quarter holds little. Who gathers and reduces nothing sends as much.
+_holds = if_done(lambda seen, should: 4 * seen.bytes_sent >= should.bytes_sent, partial(at_most, **_HELD))
 _TRAINS = values(0.2, "trains like one process on the whole batch", "^(parameter|shard)")
 _NONE = "a parameter that a rank's examples do not use has a gradient of None there: zeros take its place, and are sent"
 _ABSENT = (
@@ -94,9 +90,8 @@ def _shard(tensors: list[tuple[str, Tensor]], function: Callable, watch: Watch) 
         piece = function(torch.ones(rows, 101, **EXACT))
         watch.weigh(function, piece)
         found[f"the piece of a large tensor of {rows} rows"] = plain(piece)
-        if getattr(piece, "numel", int)():
-            found[f"when only its piece of {rows} rows is left"] = watch.held[-1] - watch.held[-2]
-        del piece
+        left = watch.held[-1] - watch.held[-2] if getattr(piece, "numel", int)() else 0
+        found[f"when only its piece of {rows} rows is left"], piece = left, None
     return found
 
 
