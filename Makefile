@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test test-all test-strict test-gpu labs lint types pyodide notebooks exercises gallery bench address site site-test wheel clean
+.PHONY: lab venv test test-all test-strict test-gpu labs lint types pyodide notebooks exercises gallery bench address packs site site-test wheel clean
 
 FIRST := notebooks/00_start_here.ipynb
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00; LAB has more of JupyterLab's options
@@ -71,8 +71,14 @@ SITE := .venv-site
 site: $(SITE)/.installed ## chapters, exercises, guides and the library's reference as static pages, in site/; after make pyodide with a planner
 	$(SITE)/bin/python docs/build.py
 
-site-test: site $(VENV)/.installed-test ## builds the site and opens every page, on a phone and on a laptop, and plans; needs Chromium
+packs: $(VENV)/.installed-test ## the explorers' states, for `make site` to take: with them, explorers move without Python
+	$(BIN)/python docs/packs.py
+
+site-test: $(VENV)/.installed-test $(SITE)/.installed ## builds the site, opens every page, plays every explorer, and plans; needs Chromium
+	$(BIN)/python docs/packs.py 1 # the fewest states, unless there are more
+	$(SITE)/bin/python docs/build.py
 	$(BIN)/python -m tests.browser.pages
+	$(BIN)/python -m tests.browser.explorers
 	$(BIN)/python -m pytest tests/browser/plan.py
 
 wheel: $(VENV)/.installed-test ## dist/manyranks-….whl, the library without the course

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import address
+import packs
 import play
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +31,7 @@ _NO_PLANNER = "This copy of the site was built without the planner: `make pyodid
 _LINK = re.compile(r"(\]\((?!\w+:)[^)#\s]*#)([^)\s]+)\)")
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _NOTE = "manyranks-note"  # "run this cell to get the controls"
+_EXPLORER = re.compile(r"show\.(?:(\w+)\.explorer|collectives\.(stepper))\(")
 
 
 def build(folder: Path) -> None:
@@ -45,6 +47,8 @@ def build(folder: Path) -> None:
     strict = ["-q", "-W", "--keep-going", "-c", str(ROOT / "docs"), "-d", str(made / "doctrees")]
     if code := sphinx([*strict, str(made / "pages"), str(folder)]):
         sys.exit(code)
+    if packs.PACKS.exists():
+        shutil.copytree(packs.PACKS, folder / "_static" / "packs", ignore=shutil.ignore_patterns("*.json"))
     if PYODIDE.exists():
         planner(folder / "_static" / "planner")
     shutil.rmtree(folder.parent / "jupyter_execute", ignore_errors=True)  # myst-nb's own
@@ -111,7 +115,19 @@ def notebook(content: dict) -> dict:
         else:
             _fold(cell["metadata"])
             cell["outputs"] = [output for output in cell["outputs"] if _stays(output.get("data", {}))]
+            if explorer := _EXPLORER.search("".join(cell["source"])):
+                _make_live(cell["outputs"], explorer[1] or explorer[2])
     return content
+
+
+def _make_live(outputs: list[dict], name: str) -> None:
+    """Puts the controls above an explorer's picture, and its tiles below, if packs.py has drawn what the picture shows."""
+    made = packs.made(name)
+    stored = "".join("".join(output.get("data", {}).get("text/plain", [])) for output in outputs)
+    if made is None or made["repr"] != stored:
+        return print(f"the {name} explorer is a picture:", "its pack is of another setting" if made else "run make packs first")
+    above, below = ({"output_type": "display_data", "metadata": {}, "data": {"text/html": made[k]}} for k in ("above", "below"))
+    outputs[:] = [above, *outputs, below]
 
 
 def with_slugs(text: str) -> str:

@@ -35,6 +35,7 @@ copybutton_selector = "div.cell_input div.highlight pre, div.highlight-python pr
 html_theme = "sphinx_book_theme"
 html_static_path = [str(Path(__file__).parent / "static")]
 html_css_files = ["site.css"]
+html_js_files = [("explorer.js", {"defer": "defer"})]
 html_show_sourcelink = html_copy_source = html_show_copyright = html_show_sphinx = False
 html_baseurl = ADDRESS
 html_theme_options = {

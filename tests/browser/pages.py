@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from tests.browser.lab import CHROMIUM
+from tests.browser.lab import CHROMIUM, SECONDS
 from tests.conftest import ROOT
 
 WIDTHS, THEMES = (390, 1280), ("light", "dark")
@@ -50,6 +50,7 @@ def opened(folder: Path) -> Iterator[tuple[Page, str, list[str]]]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"])
         page = browser.new_page()
+        page.set_default_timeout(1000 * SECONDS)
         said: list[str] = []
         page.route("**/*", lambda route: _only(address, route, said))
         page.on("console", lambda message: said.append(f"says {message.text}") if message.type == "error" else None)

@@ -44,9 +44,10 @@ def width(text: str, size: float) -> float:
 
 
 class Words(PathCollection):
-    """The artist of Labels. texts: what it says."""
+    """The artist of Labels. texts: what it says; size, left and weight: how."""
 
     texts: Sequence[str] = ()
+    size, left, weight = 9.0, 0.5, "normal"
 
 
 class Labels:
@@ -72,6 +73,7 @@ class Labels:
             word(_LETTERS, 10, 0)  # a letter takes milliseconds, the first time: not while a control is moved
         self.artist = Words([], offsets=[], offset_transform=within or axes.transData, linewidths=0, zorder=zorder, gid=name)
         self.artist.set(transform=Affine2D().scale(_POINT) + axes.figure.dpi_scale_trans, clip_on=False)
+        self.artist.size, self.artist.left = size, left
         axes.add_collection(self.artist, autolim=False)
 
     def update(self, places: Sequence[tuple[float, float]], texts: Sequence[object], colours: Sequence[str] = ()) -> None:
@@ -87,7 +89,9 @@ def heading(axes: Axes, size: float = 11) -> Labels:
     axes.set_title("title", color="none", fontsize=size)  # the layout leaves room for it
     word(_LETTERS, 10, 0, "bold")
     within = axes.transAxes + ScaledTranslation(0, (size - 1) * _POINT, axes.figure.dpi_scale_trans)
-    return Labels(axes, size, 0, within=within, outline=functools.partial(word, weight="bold"), name="title")
+    labels = Labels(axes, size, 0, within=within, outline=functools.partial(word, weight="bold"), name="title")
+    labels.artist.weight = "bold"
+    return labels
 
 
 def _extents(path: Path) -> Bbox:
