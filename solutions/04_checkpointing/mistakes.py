@@ -670,7 +670,7 @@ class AllReduces(RightShares):
         dist.all_reduce(row, group=group)
         return row
 
-@shares(says=GROUP, points=3.5, on=(4,))
+@shares(says=GROUP, points=2, on=(4,))
 class GathersInTheWorld(RightShares):
     """And takes the group's part."""
 

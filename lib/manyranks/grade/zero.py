@@ -90,8 +90,8 @@ def _shard(tensors: list[tuple[str, Tensor]], function: Callable, watch: Watch) 
         piece = function(torch.ones(rows, 101, **EXACT))
         watch.weigh(function, piece)
         found[f"the piece of a large tensor of {rows} rows"] = plain(piece)
-        left = watch.held[-1] - watch.held[-2] if getattr(piece, "numel", int)() else 0
-        found[f"when only its piece of {rows} rows is left"], piece = left, None
+        left = {f"when only its piece of {rows} rows is left": watch.held[-1] - watch.held[-2]}
+        found |= left if getattr(piece, "numel", int)() else {}
     return found
 
 

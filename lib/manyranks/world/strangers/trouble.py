@@ -197,7 +197,7 @@ def _hang(error: RankHung, notes: Notes) -> Trouble:
     running = [state.removeprefix("was running ") for state in states.values() if state.startswith("was running ")]
     if not running:
         return Trouble(problem, "; ".join(f"rank {rank} {state}" for rank, state in states.items()))
-    return Trouble(problem, f"no rank waits for a message: a loop does not end ({running[0]})")
+    return Trouble(problem, f"no rank waits for a message: a loop does not end ({running[0]}), or the machine was busy")
 
 
 def _why(states: dict[int, str], notes: Notes) -> str:
