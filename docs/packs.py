@@ -45,7 +45,7 @@ _ANCHORS = {0: "start", 0.5: "middle", 1: "end"}
 
 def fresh(made: dict) -> bool:
     """Whether all that a pack was made from is as it was."""
-    return all((ROOT / name).exists() and _digest(ROOT / name) == digest for name, digest in made["files"].items())
+    return all((ROOT / name).exists() and digest(ROOT / name) == before for name, before in made["files"].items())
 
 
 def made(name: str) -> dict | None:
@@ -93,7 +93,7 @@ class States:
         self.explorer, labels.Words.draw = explorer(name), _written(labels)
         self.name, self.text = name, repr(self.explorer)
         self.explorer.figure.set_dpi(72)  # SVG's
-        self.explorer._drawn, self._fixed, self._seen = self._nothing, (), {}
+        self.explorer._drawn, self._fixed, self.seen = self._nothing, (), {}
         self.options = {key: _options(control, scenario) for key, control in self.explorer.controls.items()}
         first = self.explorer._first
         self.starts = [first, *(first | values for values in self.explorer.presets.values())]
@@ -123,7 +123,7 @@ class States:
 
     def pack(self, offered: dict[str, list], radius: int) -> bytes:
         states = {}
-        for values in self._chosen(offered, radius):
+        for values in self.chosen(offered, radius):
             if found := self.state(values):
                 states[",".join(str(each.index(values[name])) for name, each in offered.items())] = found
         lines = sorted({line for found in states.values() for line in found})  # what is alike stands together
@@ -131,7 +131,7 @@ class States:
         both = {"lines": lines, "states": {key: [at[line] for line in found] for key, found in states.items()}}
         return gzip.compress(json.dumps(both, separators=(",", ":")).encode(), 9, mtime=0)
 
-    def _chosen(self, offered: dict[str, list], radius: int) -> Iterator[dict]:
+    def chosen(self, offered: dict[str, list], radius: int) -> Iterator[dict]:
         """The settings, each once."""
         seen = set()
         for start, apart in zip(self.starts, [radius] + [1] * (len(self.starts) - 1), strict=True):
@@ -144,7 +144,7 @@ class States:
 
     def state(self, values: dict) -> list[str]:
         """The lines of a state; none where a control has moved another one."""
-        if (key := tuple(values.values())) not in self._seen:
+        if (key := tuple(values.values())) not in self.seen:
             explorer = self.explorer
             explorer._said = None  # or tiles would say what was before
             explorer.set(**values)
@@ -152,8 +152,8 @@ class States:
             lines = [explorer._line.value, explorer.status, idle]
             if not explorer.status.startswith("Not possible"):
                 lines += [explorer.tiles.value.partition("</style>")[2], *self._svg()]
-            self._seen[key] = lines if explorer.values == values else []
-        return self._seen[key]
+            self.seen[key] = lines if explorer.values == values else []
+        return self.seen[key]
 
     def _nothing(self):
         """Takes the place of Explorer._drawn."""
@@ -183,14 +183,14 @@ class States:
         text = file.getvalue().partition("</metadata>")[2].rpartition("</svg>")[0]
         text = re.sub(r"<!--.*?-->|(?<=<g) id=\"[^\"]*\"|font-family: [^;\"]*;? ?", "", text)
         text = _PLACES.sub(lambda place: _NUMBER.sub(_rounded, place[0].replace("\n", "")), text)
-        text = re.sub(r'(?<= d=")[^"]*', _relative, text)
+        text = re.sub(r'(?<= d=")[^"]*', relative, text)
         text = re.sub(r"<g/>|<g>\s*</g>", "", text)
         return [line for line in map(str.strip, text.splitlines()) if line]
 
     def described(self, offered: dict[str, list], radius: int) -> dict:
         """What build.py needs: how its notebook has stored the explorer, and the HTML above and below the picture."""
         line, _, _, tiles, *_ = self.state(self.starts[0])
-        count = sum(bool(self.state(values)) for values in self._chosen(offered, radius))
+        count = sum(bool(self.state(values)) for values in self.chosen(offered, radius))
         first, *others = [[each.index(start[name]) for name, each in offered.items()] for start in self.starts]
         buttons = "".join(
             f"<button type='button' data-start='{place}'>{html.escape(name)}</button>"
@@ -294,7 +294,7 @@ def _short(value: float, digits: int) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}".rstrip("0").rstrip(".")
 
 
-def _relative(path: re.Match) -> str:
+def relative(path: re.Match) -> str:
     """A path of boxes, each from the one before: many repeat then."""
     if _BOX.sub("", path[0]) or not path[0]:
         return path[0]
@@ -316,10 +316,10 @@ def _sources() -> dict[str, str]:
         path for folder in {path.parent for path in loaded} for path in folder.iterdir() if path.suffix in (".csv", ".mplstyle")
     )
     files = {Path(__file__).resolve(), *(path.resolve() for path in (*loaded, *beside))}
-    return {path.relative_to(ROOT).as_posix(): _digest(path) for path in sorted(files)}
+    return {path.relative_to(ROOT).as_posix(): digest(path) for path in sorted(files)}
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 

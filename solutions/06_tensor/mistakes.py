@@ -395,7 +395,7 @@ slip_that_keeps("Attention", 4.5)
 slip("Attention", "AttentionBlocks", 1.5, "heads are dealt in turn: rank r has the query heads r, r + t, r + 2t, …, not "
      "neighbors", own=lambda self, whole: list(range(whole.heads))[self.r * whole.heads // self.t :][: whole.heads // self.t])
 slip("Attention", "AttentionDealsRows", 2, ROWS, cut=deal_rows)
-slip("Attention", "AttentionWithoutKeys", 2.5, "this rank has no key/value head: r % kv_heads",
+slip("Attention", "AttentionWithoutKeys", 3.33, "this rank has no key/value head: r % kv_heads",
      own_kv=lambda self, whole: list(range(self.r, whole.kv_heads, self.t)))
 slip("Attention", "AttentionNeighbouringKeys", 2, KV, own_kv=lambda self, whole:
      list(range(whole.kv_heads))[self.r * whole.kv_heads // self.t :][: max(1, whole.kv_heads // self.t)])

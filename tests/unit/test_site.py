@@ -121,50 +121,6 @@ def test_an_explorer_is_live_where_its_pack_shows_what_is_stored(build, monkeypa
     assert bool(said) == bool(says)
 
 
-@pytest.fixture(scope="module")
-def states(build):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("manyranks.show.labels.Words.draw", import_module("manyranks.show.labels").Words.draw)  # it's put back
-        yield build.packs.States("hardware")
-
-
-@pytest.mark.parametrize(("most", "radius"), [(1000, 2), (300, 2), (100, 1), (1, 1)])
-def test_a_page_has_no_more_states_than_wanted_and_all_that_buttons_set(states, most, radius):
-    offered, apart = states.offered(most)
-    assert apart == radius
-    assert len(list(states._chosen(offered, apart))) <= max(most, 60)  # three controls with two values, and presets'
-    assert [each for start in states.starts for each in start.items() if each[1] not in offered[each[0]]] == []
-
-
-def test_a_state_is_the_same_after_another_one(states):
-    far, first = states.starts[1] | {"n": 1024}, states.starts[0]
-    drawn = [states.state(values) for values in (first, far)]
-    states._seen.clear()
-    assert [states.state(values) for values in (far, first)] == drawn[::-1]
-    assert drawn[0] != drawn[1]
-
-
-def test_a_pack_of_changed_sources_is_none(build, monkeypatch, tmp_path):
-    monkeypatch.setattr(build.packs, "PACKS", tmp_path)
-    assert build.packs.made("zero") is None
-    for digest, fresh in ((build.packs._digest(ROOT / "Makefile"), True), ("0", False)):
-        (tmp_path / "zero.json").write_text(json.dumps({"files": {"Makefile": digest}}))
-        assert bool(build.packs.made("zero")) == fresh
-
-
-PATHS = [
-    ("M 1.5 2 L 3.5 2 L 3.5 4 L 1.5 4 z M 2 2 L 3 2 L 3 5 L 2 5 z", "m1.5 2h2v2h-2zm0.5 0h1v3h-1z"),
-    ("M 1 2 L 3 4", "M 1 2 L 3 4"),
-    ("M 0 0 L 1 0 L 1 1 L 0 1 z M 1 2 L 3 4", "M 0 0 L 1 0 L 1 1 L 0 1 z M 1 2 L 3 4"),
-    ("", ""),
-]
-
-
-@pytest.mark.parametrize(("path", "short"), PATHS)
-def test_a_path_of_boxes_is_written_from_one_to_the_next(build, path, short):
-    assert re.sub("^.*$", build.packs._relative, path) == short
-
-
 def test_every_page_of_the_repository_is_in_the_index():
     listed = (ROOT / "docs" / "pages" / "index.md").read_text()
     pages = [*ROOT.glob("*.md"), *PAGES, *(ROOT / "notebooks").glob("[a-z]*.ipynb")]

@@ -46,7 +46,7 @@ _FORWARD, _BACKWARD = "what forward runs", "what backward runs"
 
 
 def _ran(seen: Seen, should: Seen) -> bool:
-    """Whether functions ran in forward, and in backward where they must."""
+    """Tells whether functions ran in forward, and in backward where they must."""
     return all(seen.results.get(k) != "nothing" or should.results.get(k) == "nothing" for k in (_FORWARD, _BACKWARD))
 
 

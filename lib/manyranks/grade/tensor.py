@@ -32,7 +32,7 @@ _CONTIGUOUS = "collectives want contiguous tensors, and NCCL refuses others: x.c
 _ADVICE = (
     (r"returned an incorrect number of gradients", "backward returns one for each argument of apply, None for the group"),
     (r"modified by an inplace operation|a leaf Variable that requires grad", _COPY),
-    (r"view size is not compatible", "tensors and gradients need not be contiguous: flatten(), or reshape(-1), not view(-1)"),
+    (r"view size is not compatible", "what comes need not be contiguous: flatten() or reshape(-1) in place of view(-1)"),
     (r"must be contiguous", _CONTIGUOUS),
     (r"'NoneType' object has no attribute '(size|rank)'", _GROUP),
     (r"[Gg]roup.*(not part|not a member|invalid|default)|Invalid rank|not registered", _GROUP),
