@@ -49,7 +49,7 @@ def fresh(made: dict) -> bool:
 
 
 def made(name: str) -> dict | None:
-    """What described says of an explorer; None where its pack isn't there, or its sources have changed since."""
+    """Returns what described says of an explorer; None where its pack isn't there, or its sources have changed since."""
     path = PACKS / f"{name}.json"
     read = json.loads(path.read_text()) if path.exists() else None
     return read if read and fresh(read) else None
@@ -99,7 +99,7 @@ class States:
         self.starts = [first, *(first | values for values in self.explorer.presets.values())]
 
     def offered(self, most: int) -> tuple[dict[str, list], int]:
-        """What the page offers, control -> values, and how many controls may differ from the first values.
+        """Returns the values of each control that the page offers, and how many controls may differ from the first values.
 
         Left out is also what moves other controls, as nd's planner does.
         """
@@ -170,7 +170,7 @@ class States:
         return [f'<svg viewBox="0 0 {wide:.5g} {high:.5g}">', *self._fixed, *moving, "</svg>"]
 
     def _lines(self, *draw) -> list[str]:
-        """What these draw, without what SVG doesn't need."""
+        """Returns the SVG that these draw, without the lines that nobody sees."""
         import matplotlib
         from matplotlib.backends.backend_svg import RendererSVG
 
@@ -188,7 +188,7 @@ class States:
         return [line for line in map(str.strip, text.splitlines()) if line]
 
     def described(self, offered: dict[str, list], radius: int) -> dict:
-        """What build.py needs: how its notebook has stored the explorer, and the HTML above and below the picture."""
+        """Describes the explorer for build.py: how its notebook has stored the explorer, and the HTML above and below the picture."""
         line, _, _, tiles, *_ = self.state(self.starts[0])
         count = sum(bool(self.state(values)) for values in self.chosen(offered, radius))
         first, *others = [[each.index(start[name]) for name, each in offered.items()] for start in self.starts]
@@ -205,7 +205,7 @@ class States:
         return {"states": count, "repr": self.text, "above": above, "below": below}
 
     def _says(self, offered: dict[str, list], radius: int, count: int) -> str:
-        """What a page has of the explorer."""
+        """Says which settings the page has."""
         if len(offered) == 1:
             return f"Here are {count} of {len(next(iter(self.options.values())))} settings, drawn beforehand."
         less = []

@@ -78,7 +78,7 @@ def ring(recorded: dict) -> Picture:
 
 
 def pipeline(recorded: Sequence[Sequence[tuple[str, int]]]) -> Picture:
-    """A lane for each rank, in which its actions stand at the time that they'd have if each F took one slot and each B two."""
+    """Draws a lane for each rank. Its actions stand where they would be if each F took one slot and each B two."""
     n, spans = len(recorded), slots(recorded)
     last = max(end for _, _, _, end in spans)
     says = ["A batch of six micro-batches is about to enter. Each rank has a quarter of the layers."]
@@ -148,7 +148,7 @@ def fsdp(recorded: Sequence[dict], ranks: int = 4) -> Picture:
 
 
 def _changed(before: list[list[int]], step: dict) -> str:
-    """What has happened since the step before, in words."""
+    """Says in words what has happened since the step before."""
     if step["does"] == "step":
         return "The optimizer has updated the shards, each on the rank that owns it. The step is over."
     if step["does"]:

@@ -126,7 +126,7 @@ def _opened(name: str) -> Iterator[str]:
 
 
 def _exports(package: str, done: set[str]) -> Iterator[str]:
-    """What a package offers under its own name; a module offers nothing else than what it has."""
+    """Yields the names that a package offers as its own; a module offers only the names it has."""
     for name, home in sorted(exported(package).items()):
         if home != f"{package}.{name}":  # not a module
             yield from _entry(package, module(home), name, done)
@@ -164,7 +164,7 @@ def _folder(name: str) -> Path:
 
 
 def _entry(place: str, home: Module, name: str, done: set[str]) -> Iterator[str]:
-    """What a name is, said at this place: its home is another module if a package hands on what its modules have."""
+    """Says here what a name is: its home is another module if a package hands on what its modules have."""
     while (node := home.defines(name)) is None and name in home.imported:
         home = module(home.imported[name].rpartition(".")[0])
     if f"{home.name}.{name}" in done:
@@ -200,7 +200,7 @@ def _of_class(home: Module, node: ast.ClassDef) -> Iterator[str]:
 
 
 def _made_with(home: Module, node: ast.ClassDef) -> str:
-    """A class's signature: that of __init__, or the fields of a dataclass or a named tuple."""
+    """Returns a class's signature: from __init__, or the fields of a dataclass or a named tuple."""
     if init := next((each for each in node.body if getattr(each, "name", "") == "__init__"), None):
         return _signature(home, init)
     bases = {ast.unparse(base) for base in node.bases}
