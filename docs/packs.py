@@ -170,7 +170,7 @@ class States:
         return [f'<svg viewBox="0 0 {wide:.5g} {high:.5g}">', *self._fixed, *moving, "</svg>"]
 
     def _lines(self, *draw) -> list[str]:
-        """Returns the SVG that these draw, without the lines that nobody sees."""
+        """Returns the lines of SVG that these draw, without those that a browser does not need."""
         import matplotlib
         from matplotlib.backends.backend_svg import RendererSVG
 
@@ -188,7 +188,7 @@ class States:
         return [line for line in map(str.strip, text.splitlines()) if line]
 
     def described(self, offered: dict[str, list], radius: int) -> dict:
-        """Describes the explorer for build.py: how its notebook has stored the explorer, and the HTML above and below the picture."""
+        """Describes the explorer for build.py: how its notebook has stored it, and the HTML around the picture."""
         line, _, _, tiles, *_ = self.state(self.starts[0])
         count = sum(bool(self.state(values)) for values in self.chosen(offered, radius))
         first, *others = [[each.index(start[name]) for name, each in offered.items()] for start in self.starts]
