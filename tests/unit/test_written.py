@@ -142,3 +142,26 @@ def test_the_planner_s_best_plan_has_a_command_in_the_framework_it_was_asked_for
     ):
         best = planner.search(LLAMA, clusters["h100-dgx"], gpus=64, **SIZES, stack=stack, **only)[0]
         assert write(LLAMA, best.plan).startswith("# 64 ranks; on nodes of 8:\n# LAUNCH='--nnodes 8 ")
+
+
+NOTES = [
+    (written.megatron_core, {"tp": 2}, "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
+    (written.megatron_core, {"dp": 8}, ""),
+    (written.megatron_core, {"dp": 8, "zero": 3}, "Unset CUDA_DEVICE_MAX_CONNECTIONS"),
+    (written.megatron_core, {"dp": 8, "zero": 3, "stack": "torchtitan"}, "Planned for torchtitan"),
+    (written.torchtitan, {"dp": 8, "zero": 3}, "Planned for megatron-core"),
+    (written.torchtitan, {"dp": 8, "zero": 3, "stack": "torchtitan-2025"}, ""),
+    (written.torchtitan, {"cp": 2, "zero": 3, "stack": "torchtitan-2025"}, "ContextParallelTransform"),
+]
+
+
+@pytest.mark.parametrize(("write", "fields", "says"), NOTES)
+def test_what_no_flag_says_stands_above_in_a_note(write, fields, says):
+    plan = Plan(**SIZES | {"recompute": "none"} | fields)
+    notes = [
+        line
+        for line in write(LLAMA, plan).splitlines()
+        if line.startswith("# ") and "rank" not in line and "LAUNCH" not in line
+    ]
+    assert bool(notes) == bool(says)
+    assert says in "\n".join(notes)

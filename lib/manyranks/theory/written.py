@@ -44,11 +44,13 @@ def megatron_core(shape: ModelShape, plan: Plan) -> str:
     Raises ValueError, naming the field, for a plan that Megatron-Core doesn't run, and for one that doesn't fit the shape.
     """
     flags = [*_megatron_axes(shape, plan), *_megatron_states(plan), *_megatron_recompute(shape, plan)]
-    notes = []
+    notes = _for_another(plan, "megatron-core")
     if plan.recompute == "selective" and shape.gated and shape.moe_layers < shape.layers:
-        notes.append("Dense layers keep the product of their gated MLP: no flag computes it alone again.")
+        notes.append("Dense layers keep the product of their gated MLP: no flag computes it alone again, so a GPU holds more.")
     if "--use-megatron-fsdp" in flags:
         notes.append("Unset CUDA_DEVICE_MAX_CONNECTIONS, or Megatron-FSDP overlaps nothing.")
+    elif plan.tp * plan.cp > 1:
+        notes.append("On GPUs before Blackwell: export CUDA_DEVICE_MAX_CONNECTIONS=1, or Megatron-Core stops.")
     return _command(plan, "pretrain_gpt.py $MODEL $DATA", flags, notes)
 
 
@@ -61,11 +63,20 @@ def torchtitan(shape: ModelShape, plan: Plan) -> str:
     """
     flags = [*_titan_axes(shape, plan), *_titan_pipeline(shape, plan), *_titan_states(plan)]
     flags += ["--compile.enable", f"activation-checkpoint:{plan.recompute}"]  # what follows this word belongs to it
-    notes = ["Context parallelism also needs ContextParallelTransform in the configuration."] if plan.cp > 1 else []
+    notes = _for_another(plan, "torchtitan")
+    if plan.cp > 1:
+        notes.append("Context parallelism also needs ContextParallelTransform in the configuration.")
     if plan.pp > 1 and not _by_layers_per_stage(shape, plan):
         uneven = f"{shape.layers} layers on {plan.stages} stages"
         notes.append(f"{uneven}: list each stage's in parallelism.pipeline_parallel_module_fqns_per_model_part.")
     return _command(plan, "-m torchtitan.train $CONFIG", flags, notes)
+
+
+def _for_another(plan: Plan, stack: str) -> list[str]:
+    """Returns a note where the plan was made for another stack."""
+    if plan.stack.startswith(stack):
+        return []
+    return [f"Planned for {plan.stack}: with stack={stack!r}, time and memory differ, and another plan may be better."]
 
 
 def _command(plan: Plan, program: str, flags: list[str], notes: list[str]) -> str:
