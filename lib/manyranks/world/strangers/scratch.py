@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import re
+import resource
 import stat
 import subprocess
 import time
@@ -22,7 +23,8 @@ from manyranks.world.strangers.trouble import printable
 MOST, MOST_FILES = 64 * 2**20, 1500  # bytes, files and folders that ranks may leave there
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
-SECONDS, _MEMORY, _FILE = 30, 2**30, 2**40  # to read one, in a new process; bytes; of a file: the gradebook is large
+SECONDS, WAITS = 30, 300  # of a processor, to read one in a new process; by the clock, for the machine may be busy
+_MEMORY, _FILE = 2**30, 2**40  # bytes; of a file: the gradebook is large
 _FORK, _LETTERS = multiprocessing.get_context("fork"), 2_000  # of what is wrong with it
 TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
 _LOGGED = 10_000  # letters of a message in a log
@@ -127,9 +129,9 @@ def within_limits(read: Callable[[], None]) -> None:
     child.start()
     theirs.close()
     try:
-        why = ours.recv_bytes(_LETTERS).decode(errors="ignore") if ours.poll(SECONDS) else f"it took more than {SECONDS} s"
+        why = ours.recv_bytes(_LETTERS).decode(errors="ignore") if ours.poll(WAITS) else f"it took more than {WAITS} s"
     except EOFError:
-        why = "it ended the process that read it"
+        why = f"it ended the process that read it, or took {SECONDS} s of a processor"
     finally:
         child.kill()
         child.join()
@@ -139,6 +141,7 @@ def within_limits(read: Callable[[], None]) -> None:
 
 def _told(above: Connection, read: Callable[[], None]) -> None:
     confine.limit(_FILE, _MEMORY)
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     warnings.simplefilter("ignore")  # of each cell that is not as it should be
     why = ""
     try:
