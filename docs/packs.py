@@ -69,19 +69,17 @@ def make(name: str, most: int = MOST) -> str:
     path, versions = PACKS / f"{name}.json", [f"{package} {version(package)}" for package in _PACKAGES]
     if (before := made(name)) and before["versions"] == versions and before["most"] >= most:
         return f"{name}: as it was"
-    states, few, pack = States(name), most, bytes(2 * BYTES)
-    while len(pack) > BYTES:
+    states, few = States(name), most
+    while len(pack := states.pack(*(chosen := states.offered(few)))) > BYTES:
         if few < 2:
             raise ValueError(f"{name}: {len(pack):,} bytes with the fewest states; raise BYTES, or draw less")
-        offered, radius = states.offered(few)
-        pack = states.pack(offered, radius)
         few = int(0.9 * few * BYTES / len(pack))
     path.unlink(missing_ok=True)  # it goes with another pack
     path.with_suffix(".pack").write_bytes(pack)
-    says = states.described(offered, radius)
+    says = states.described(*chosen)
     about = {"files": _sources(), "versions": versions, "most": most, **says}
     path.write_text(json.dumps(about, indent=0, ensure_ascii=False))
-    return f"{name}: {about['states']} states, {radius} apart, {len(pack):,} bytes"
+    return f"{name}: {about['states']} states, {chosen[1]} apart, {len(pack):,} bytes"
 
 
 class States:
