@@ -199,13 +199,8 @@ class Odd(NamedTuple):
     room = 128  # bytes that a rank may send beside what ours sends, such as a digest in words; the same in all cases
 
     def __str__(self) -> str:
-        who = (
-            "each of 2 replicas, which agree,"
-            if self.alike
-            else "one replica"
-            if self.replicas == 1
-            else f"each of {self.replicas} replicas"
-        )
+        who = "one replica" if self.replicas == 1 else f"each of {self.replicas} replicas"
+        who += ", which agree," if self.alike else ""
         return f"{who} has {self.wrong}" if self.wrong else "with a NaN that all replicas have"
 
     def made(self, rank: int, ranks: int, seed: int) -> list[Tensor]:
@@ -385,9 +380,8 @@ def log(seed: int) -> list[Entry]:
     for step in range(1, steps + 1):
         hit = hits.get(step)
         long = 0 if hit is None else 4 * compute
-        now += (
-            seconds * (1 if seed == 1 else other.uniform(0.97, 1.03)) + long + (stall if step % every == 1 and step > 1 else 0)
-        )
+        usual = seconds * (1 if seed == 1 else other.uniform(0.97, 1.03))
+        now += usual + long + (stall if step % every == 1 and step > 1 else 0)
         for rank in random.sample(range(ranks), ranks):
             own = compute * (1.3 if rank == slow else random.randint(95, 105) / 100) + (long if rank == hit else 0)
             found.append(Entry(now, rank, "step", step, round(own, 3)))
