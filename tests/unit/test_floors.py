@@ -370,4 +370,4 @@ def test_a_package_that_is_missing_is_one_clear_line(package, tmp_path):
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 1
-    assert ran.stderr == f"manyranks needs {package}: pip install {package}\n"
+    assert ran.stderr == f"manyranks needs {package}: {sys.executable} -m pip install {package}\n"

@@ -110,8 +110,10 @@ def _on_torchruns_ranks(*arguments):
 
     die_with_the_parent()  # else ranks train on without a torchrun that was killed
     here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    backend = "gloo"
-    if torch.cuda.device_count() >= here:
+    backend, gpus = "gloo", torch.cuda.device_count()
+    if 0 < gpus < here:
+        sys.exit(f"{here} ranks on a node of {gpus} GPUs: start one per GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES=")
+    if gpus:
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
     dist.init_process_group(backend)
