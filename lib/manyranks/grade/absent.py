@@ -81,7 +81,9 @@ def load(source: Source, name: str) -> Any:
     _ran.add(source.cells)
     if name not in variables:
         should = re.compile(rf"^(async +)?(def|class) +{name}\b|^{name} *[:=]", re.MULTILINE)
-        why = [errors[number] for number, text in source.cells if number in errors and should.search(text)] or [*errors.values()]
+        why = [errors[number] for number, text in source.cells if number in errors and should.search(text)] or [
+            *errors.values()
+        ]
         raise NameError(f"name {name!r} is not defined" + (f": {why[0]}" if why else ""))
     return variables[name]
 

@@ -112,7 +112,9 @@ def _on_torchruns_ranks(*arguments):
     here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     backend, gpus = "gloo", torch.cuda.device_count()
     if 0 < gpus < here:
-        sys.exit(f"{here} ranks on a node of {gpus} GPUs: start one per GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES=")
+        sys.exit(
+            f"{here} ranks on a node of {gpus} GPUs: start one per GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES="
+        )
     if gpus:
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
@@ -139,7 +141,7 @@ def _summary(result, training: TrainingConfig, folder: str | None) -> str:
     lines.append(
         f"  held-out text {result.held_out:.3f}, after {steps} steps in {result.seconds:.1f} s"
     )
-    if used := result.utilisation:
+    if used := result.utilization:
         lines.append(
             f"  {used.tokens_per_second:,.0f} tokens/s: MFU {used.mfu():.1%}, HFU {used.hfu():.1%} "
             f"(causal) of {used.peak.flops / 1e9:,.0f} GFLOP/s in {used.peak.dtype} "
