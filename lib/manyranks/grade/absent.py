@@ -80,10 +80,8 @@ def load(source: Source, name: str) -> Any:
     errors = {} if source.cells in _ran else _run(source, variables)
     _ran.add(source.cells)
     if name not in variables:
-        should = re.compile(rf"^(async +)?(def|class) +{name}\b|^{name} *[:=]", re.MULTILINE)
-        why = [errors[number] for number, text in source.cells if number in errors and should.search(text)] or [
-            *errors.values()
-        ]
+        its = re.compile(rf"^(async +)?(def|class) +{name}\b|^{name} *[:=]", re.MULTILINE)
+        why = [errors[number] for number, text in source.cells if number in errors and its.search(text)] or [*errors.values()]
         raise NameError(f"name {name!r} is not defined" + (f": {why[0]}" if why else ""))
     return variables[name]
 
