@@ -112,7 +112,9 @@ def _on_torchruns_ranks(*arguments):
     here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     backend, gpus = "gloo", torch.cuda.device_count()
     if 0 < gpus < here:
-        sys.exit(f"{here} ranks for {gpus} GPUs: start one each, or set CUDA_VISIBLE_DEVICES= for CPUs")
+        sys.exit(
+            f"{here} ranks for {gpus} GPUs: start one each, or set CUDA_VISIBLE_DEVICES= for CPUs"
+        )
     if gpus:
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
