@@ -144,7 +144,7 @@ def _said(events: list[Event], kind: str) -> str:
 class Scene(NamedTuple):
     """A chain of checkpoints. layers: "L" for one that learns, "F" for a frozen one; given: whether x is the caller's and needs
     no gradient; head: whether a product follows; off: whether no_grad comes first; changes: whether the function does;
-    near: whether neighbors among 4 ranks are a pair; turns: whether two results are made, and backward takes the first first."""
+    near: whether neighbors among 4 ranks are a pair; turns: whether backward begins with the first of two."""
 
     note: str
     layers: str = "L"
