@@ -33,7 +33,7 @@ class Outcome:
 
     @property
     def agrees(self) -> bool:
-        """Whether groups are as good as new: all of their ranks issued every collective, and every message was received."""
+        """Tells whether groups are as good as new: their ranks issued the same collectives, and every message was received."""
         replies = {rank: reply for rank, (reply, _) in self.replies.items()}
         if self.missing or self.deaths or any(reply.broken for reply in replies.values()):
             return False
