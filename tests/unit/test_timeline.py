@@ -80,22 +80,6 @@ def test_utilisation_is_the_share_of_the_makespan_with_compute():
     assert (timeline.utilisation(0), timeline.utilisation(1), timeline.utilisation(2)) == (1.0, 0.25, 0.0)
 
 
-def test_the_critical_path_follows_the_causes_back_from_the_last_end():
-    first, idle, second, last = (
-        span(0, COMPUTE, 0, 2),
-        span(1, COMPUTE, 0, 1),
-        span(0, COMMUNICATION, 2, 3),
-        span(1, COMPUTE, 3, 5),
-    )
-    assert Timeline((last, idle, first, second), causes=(3, -1, -1, 2)).critical_path() == [first, second, last]
-    assert Timeline(()).critical_path() == []
-
-
-def test_a_timeline_without_causes_knows_no_critical_path():
-    with pytest.raises(ValueError, match="only a replayed timeline knows"):
-        Timeline((span(0, COMPUTE, 0, 2),)).critical_path()
-
-
 def test_an_empty_timeline_lasts_no_time():
     empty = Timeline(())
     assert (empty.ranks, empty.makespan, empty.busy(0), empty.exposed_communication(0), empty.bubble(0)) == ([], 0, 0, 0, 0)
