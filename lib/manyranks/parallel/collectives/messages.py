@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+Group = dist.ProcessGroup | None
+
 
 class Members(NamedTuple):
     """The ranks that take part, in order.
@@ -20,7 +22,7 @@ class Members(NamedTuple):
     few of the ranks only.
     """
 
-    group: dist.ProcessGroup | None
+    group: Group
     ranks: Sequence[int]
     place: int
 
@@ -75,7 +77,7 @@ def wait(works: Sequence[dist.Work]) -> None:
         work.wait()
 
 
-def members(group: dist.ProcessGroup | None, root: int = 0) -> Members:
+def members(group: Group, root: int = 0) -> Members:
     """Returns everyone in the group.
 
     Raises ValueError where this rank is not in it, or the root is none of its ranks.
