@@ -174,7 +174,11 @@ class Mailbox:
             return
         spec = Spec.of(tensor)
         if (known := self._routes.specs.get(message, spec)) != spec:
-            raise _changed(message, known, spec)
+            raise ValueError(
+                f"what {message} uses is {_words(spec)}, and was {_words(known)} in the "
+                "first step, when the ranks told each other: give batches of one shape, or "
+                "make another Pipeline for this"
+            )
         self._leaving[message] = tensor.contiguous()
 
     def expect_gradient(self, stage: int, microbatch: int, output: Tensor) -> None:
@@ -240,14 +244,6 @@ def _encoded(spec: Spec, device: torch.device) -> Tensor:
         )
     sizes = [*shape, *[0] * (_DIMS - len(shape))]
     return torch.tensor([_TYPES.index(dtype), len(shape), *sizes], device=device)
-
-
-def _changed(message: Action, was: Spec, now: Spec) -> ValueError:
-    return ValueError(
-        f"what {message} uses is {_words(now)}, and was {_words(was)} in the first step, "
-        "when the ranks told each other: give batches of one shape, or make another "
-        "Pipeline for this"
-    )
 
 
 def _words(spec: Spec) -> str:
