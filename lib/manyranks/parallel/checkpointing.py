@@ -200,10 +200,9 @@ class _Checkpoint(torch.autograd.Function):
                 f"the function gave {ctx.count} tensors that need a gradient, and then, "
                 f"in backward, {len(results)}: it must do the same each time"
             )
-        inputs, needed = [*leaves, *ctx.call.parameters], ctx.needs_input_grad[3:]
-        wanted = [x for x, needs in zip(inputs, needed, strict=True) if needs]
-        found = iter(gradients(results, grads, wanted))
-        return None, None, None, *(next(found) if needs else None for needs in needed)
+        inputs = [*leaves, *ctx.call.parameters]
+        found = gradients(results, grads, inputs, ctx.needs_input_grad[3:])
+        return None, None, None, *found
 
 
 def _shard(group: dist.ProcessGroup | None, tensor: Tensor) -> tuple[Tensor, Restore]:
