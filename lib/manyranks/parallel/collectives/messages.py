@@ -35,13 +35,6 @@ class Members(NamedTuple):
         """Sends to the member at a place; returns when it has been taken."""
         dist.send(tensor, group=self.group, group_dst=self.ranks[to])
 
-    def start_to_send(self, tensor: Tensor, to: int) -> dist.Work:
-        """Sends as send does, but returns at once.
-
-        The tensor must stay as it is until the work was waited for.
-        """
-        return dist.isend(tensor, group=self.group, group_dst=self.ranks[to])
-
     def receive(self, tensor: Tensor, source: int) -> Tensor:
         """Fills the tensor with what the member at a place sends, and returns it."""
         dist.recv(tensor, group=self.group, group_src=self.ranks[source])
