@@ -37,8 +37,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.parallel.boxes import Box
+from manyranks.parallel.collectives.messages import Group
 
-Group = dist.ProcessGroup | None
 _CODES = {
     torch.float64: "F64",
     torch.float32: "F32",

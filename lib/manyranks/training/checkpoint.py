@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from manyranks.parallel import boxes, saving
 from manyranks.parallel.boxes import Box
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.pipeline.split import Stage
 from manyranks.parallel.precision import MasterOptimizer, make_states
 from manyranks.parallel.shard import local
@@ -33,7 +34,6 @@ except ImportError:  # Windows, where nothing keeps two runs out of one folder
     fcntl = None
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-Group = dist.ProcessGroup | None
 
 
 class Checkpoints:

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.expert.checks import check_choices
 from manyranks.parallel.parts import Conjugate, autocast
 
 Compute = Callable[
     [Tensor, Sequence[int]], Tensor
 ]  # rows sorted by expert, and their counts
-Group = dist.ProcessGroup | None
 
 
 class Routing(NamedTuple):

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.pipeline.program import Times, program
 from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
@@ -65,7 +66,7 @@ class Routes:
     specs: of the messages that were sent or received before: each is said once.
     """
 
-    def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None):
+    def __init__(self, schedule: Schedule, group: Group):
         self.group, self.rank = group, dist.get_rank(group)
         self.schedule = schedule
         self.made: dict[Action, int] = {}

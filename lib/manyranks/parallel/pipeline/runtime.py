@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
 from manyranks.parallel.pipeline.program import Pace, Times
 from manyranks.parallel.pipeline.schedules import (
@@ -76,7 +77,7 @@ class Pipeline:
         self,
         stages: Mapping[int, nn.Module],
         schedule: Schedule,
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         loss: Loss | None = None,
         pace: Callable[[Action | Pair], AbstractContextManager] | None = None,
         ties: bool = True,
@@ -310,9 +311,7 @@ def _device(stages: Mapping[int, nn.Module]) -> torch.device:
     return next((p.device for p in tensors), torch.device("cpu"))
 
 
-def _check_agreed(
-    schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device
-) -> None:
+def _check_agreed(schedule: Schedule, group: Group, device: torch.device) -> None:
     """All ranks work out the order of messages for themselves: from the same schedule."""
     told = hashlib.sha256(repr(schedule).encode()).digest()
     mine = torch.tensor(list(told[:8]), dtype=torch.uint8, device=device)
@@ -326,7 +325,7 @@ def _check_agreed(
 
 
 def _check_stages(
-    stages: Mapping[int, nn.Module], schedule: Schedule, group: dist.ProcessGroup | None
+    stages: Mapping[int, nn.Module], schedule: Schedule, group: Group
 ) -> None:
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     if len(schedule.ranks) != size:
