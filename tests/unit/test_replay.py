@@ -70,7 +70,7 @@ def test_the_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m_plus_p_minus_1(build, 
     timeline = replay(build(p, m), Durations(times), sharing)
     for rank in range(p):
         assert timeline.bubble(rank) == pytest.approx((p - 1) / (m + p - 1))
-        assert timeline.utilisation(rank) == pytest.approx(m / (m + p - 1))
+        assert timeline.utilization(rank) == pytest.approx(m / (m + p - 1))
 
 
 @BOTH
@@ -422,6 +422,12 @@ def test_sharing_changes_nothing_where_no_two_transfers_have_a_channel_in_common
 
 
 ONE_SWITCH = {(a, b): (("switch", 1.0),) for a in range(4) for b in range(4)}
+
+
+@given(PROGRAMS, st.booleans())
+def test_a_span_starts_at_zero_or_when_another_ends(program, sharing):
+    spans = replay(program, Network(routes=ONE_SWITCH), sharing).spans
+    assert {span.started for span in spans} <= {0, *(span.finished for span in spans)}
 
 
 @given(PROGRAMS, st.booleans())

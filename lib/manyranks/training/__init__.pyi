@@ -8,7 +8,7 @@ from . import parallelize as parallelize
 from . import progress as progress
 from . import tensor_styles as tensor_styles
 from . import trainer as trainer
-from . import utilisation as utilisation
+from . import utilization as utilization
 from .config import GPTConfig as GPTConfig
 from .config import TrainingConfig as TrainingConfig
 from .fused import fuse as fuse
