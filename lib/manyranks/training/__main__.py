@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
         command.error(str(error))
     from manyranks.training.progress import terminal
 
-    result = run(gpt, training, terminal=terminal(), utilisation=chosen.mfu, **saving)
+    result = run(gpt, training, terminal=terminal(), utilization=chosen.mfu, **saving)
     if os.environ.get("RANK", "0") == "0":
         print(_summary(result, training, chosen.checkpoint))
 
