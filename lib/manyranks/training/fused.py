@@ -20,13 +20,12 @@ def fuse(model: nn.Module) -> nn.Module:
     """
     if any(isinstance(part, MoE) for part in model.modules()):
         raise ValueError("the model has experts, which fuse() doesn't know: give one without")
-    if not any(isinstance(part, nn.RMSNorm) for part in model.modules()):
+    kinds = {nn.RMSNorm: _norm, MLP: _gated, Attention: _attention}
+    found = [(part, kinds[type(part)]) for part in model.modules() if type(part) in kinds]
+    if not any(isinstance(part, nn.RMSNorm) for part, _ in found):
         raise ValueError("no RMSNorm in the model: give one with style='llama'")
-    for part in model.modules():
-        if isinstance(part, Attention):
-            part.rotated = _Rotary.apply
-        elif isinstance(part, nn.RMSNorm | MLP):
-            part.forward = (_gated if isinstance(part, MLP) else _norm).__get__(part)
+    for part, forward in found:
+        part.forward = forward.__get__(part)
     return model
 
 
@@ -37,6 +36,18 @@ def _norm(self: nn.RMSNorm, x_BSH: Tensor) -> Tensor:
 def _gated(self: MLP, x_BSH: Tensor) -> Tensor:
     up_BSF, gate_BSF = self.project(x_BSH, self.up, self.gate)
     return self.down(_SwiGLU.apply(gate_BSF, up_BSF))
+
+
+def _attention(self: Attention, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
+    if positions_S is None:
+        positions_S = torch.arange(x_BSH.shape[1], device=x_BSH.device)
+    q_BSAD, k_BSGD, v_BSGD = (
+        y_BSE.unflatten(-1, (-1, self.head_size))
+        for y_BSE in self.project(x_BSH, self.query, self.key, self.value)
+    )
+    q_BSAD, k_BSGD = (_Rotary.apply(each, positions_S) for each in (q_BSAD, k_BSGD))
+    o_BASD = self.core(*(each.transpose(1, 2) for each in (q_BSAD, k_BSGD, v_BSGD)))
+    return self.output(o_BASD.transpose(1, 2).flatten(2))
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -82,10 +93,10 @@ class _Rotary(torch.autograd.Function):
     """Rotates each head's pairs of numbers by position. Keeps no tensor."""
 
     @staticmethod
-    def forward(ctx, x_BASD: Tensor, positions_S: Tensor) -> Tensor:
+    def forward(ctx, x_BSAD: Tensor, positions_S: Tensor) -> Tensor:
         ctx.positions_S = positions_S
-        return rotated(x_BASD, positions_S)
+        return rotated(x_BSAD.transpose(1, 2), positions_S).transpose(1, 2).contiguous()
 
     @staticmethod
-    def backward(ctx, grad_BASD: Tensor):
-        return rotated(grad_BASD, -ctx.positions_S), None
+    def backward(ctx, grad_BSAD: Tensor):
+        return rotated(grad_BSAD.transpose(1, 2), -ctx.positions_S).transpose(1, 2), None

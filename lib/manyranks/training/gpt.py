@@ -94,7 +94,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(shape.query_size, shape.hidden, shape.bias)
         self.core = CausalAttention(config.dropout)
         self.head_size, self.rotary = shape.head_size, not shape.positions
-        self.project, self.rotated = each, rotated
+        self.project = each
 
     def forward(self, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
         q_BASD, k_BGSD, v_BGSD = (
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         )
         if self.rotary:
             positions_S = _positions(positions_S, q_BASD.transpose(1, 2))
-            q_BASD, k_BGSD = (self.rotated(x, positions_S) for x in (q_BASD, k_BGSD))
+            q_BASD, k_BGSD = rotated(q_BASD, positions_S), rotated(k_BGSD, positions_S)
         o_BASD = self.core(q_BASD, k_BGSD, v_BGSD)
         return self.output(o_BASD.transpose(1, 2).flatten(2))
 
@@ -207,7 +207,7 @@ def _mixture(config: GPTConfig) -> MoE:
 
 
 def each(x: Tensor, *linears: nn.Module) -> list[Tensor]:
-    """Applies several linear layers to one input: what .project is, unless set from outside."""
+    """Applies several linear layers to one input. MLP.project can be set to another function."""
     return [linear(x) for linear in linears]
 
 
