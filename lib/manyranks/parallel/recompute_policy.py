@@ -87,7 +87,7 @@ class Keeping(TorchDispatchMode):
         self._next = deque([(noted.operator, noted.filled(rest)) for noted in self._noted])
 
     def _following(self, operator: OpOverload) -> Any:
-        """Finds what is kept, None for nothing. Raises RuntimeError for another operator."""
+        """Finds what is kept, or None. Raises RuntimeError for another operator."""
         first, result = self._next.popleft() if self._next else (None, None)
         if first is not operator:
             raise RuntimeError(
