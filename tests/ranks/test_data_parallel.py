@@ -143,20 +143,6 @@ def test_20_steps_are_those_of_distributed_data_parallel(shared_world, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_whole_batch_gives_the_mean_of_its_shards(shared_world, variant):
-    def whole():
-        rank, n = dist.get_rank(), dist.get_world_size()
-        model, alone = variant(Toy(), bucket_bytes=300), Toy()
-        loss_of(model, tokens(rank, 0)).backward()
-        model.finish()
-        loss_of(alone, torch.cat([tokens(r, 0) for r in range(n)])).backward()
-        theirs = grads(alone)
-        return max((g - theirs[k]).abs().max().item() for k, g in grads(model.module).items() if g is not None and g.numel())
-
-    assert max(shared_world.run(whole)) < 1e-14
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_an_uneven_batch_needs_a_loss_weighted_by_the_shards(shared_world, variant):
     def uneven():
         rank, n = dist.get_rank(), dist.get_world_size()

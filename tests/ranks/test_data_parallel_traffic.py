@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from manyranks import theory
 from manyranks.parallel import data_parallel as dp
 from manyranks.parallel.buckets import cut
 from manyranks.theory.collectives import sent_bytes
@@ -162,17 +161,6 @@ def test_only_the_overlapped_one_s_buckets_leave_before_backward_ends(shared_wor
         overlapped = variant is dp.OverlappedDataParallel
         assert after == ((DEPTH - 2) * one_layer - 2 * 2 * WIDTH**2 if overlapped else 0)
         assert kinds.count("reduce") == 1 or (kinds[first + 1] != "Wait") == overlapped
-
-
-@pytest.mark.lenient
-def test_on_a_cluster_overlapping_hides_communication_that_buckets_alone_do_not(shared_world):
-    def replayed(variant):
-        return shared_world.measure(one_step, variant, flops=True).replay(theory.clusters["h100-dgx"])
-
-    plain, overlapped = replayed(dp.BucketedDataParallel), replayed(dp.OverlappedDataParallel)
-    assert overlapped.busy(0, "communication") == pytest.approx(plain.busy(0, "communication"))
-    assert overlapped.exposed_communication(0) < plain.exposed_communication(0)
-    assert overlapped.makespan < plain.makespan
 
 
 def test_with_a_parameter_unused_on_one_rank_all_issue_the_same_buckets_in_the_same_order(shared_world):

@@ -192,20 +192,6 @@ def test_a_model_that_would_draw_the_same_masks_for_different_heads_or_has_no_he
         parallelize_transformers(made("Llama").model, None)
 
 
-@pytest.mark.parametrize("shared_worlds", [2], indirect=True, scope="module")
-def test_generate_and_labels_are_refused_while_the_vocabulary_is_cut(shared_worlds):
-    def said() -> list[str]:
-        model, tokens = parallelize_transformers(made("Llama"), None), torch.arange(8)[None]
-        found = []
-        for call in (lambda: model.module.generate(tokens), lambda: model(tokens, labels=tokens)):
-            with pytest.raises(ValueError, match="while the vocabulary is cut") as raised:
-                call()
-            found.append(str(raised.value).partition(" ")[0])
-        return found
-
-    assert shared_worlds.run(said) == [["generate()", "labels="]] * 2
-
-
 def opt() -> torch.nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 261}

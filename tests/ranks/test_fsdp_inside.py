@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 
 from manyranks.parallel.context import ContextParallel
 from manyranks.parallel.data_parallel import OverlappedDataParallel
@@ -120,43 +119,20 @@ def against_one_process(name: str, wrap) -> tuple[float, dict[str, tuple]]:
     return gap, {plain(key): tuple(p.shape) for key, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", BUILDS)
+WRAPPED = [(name, FullyShardedDataParallel) for name in BUILDS]
+WRAPPED += [(name, Zero3) for name in ("one inside", "block by block, and around them", "attention")]
+
+
+@pytest.mark.parametrize(("name", "wrap"), WRAPPED)
 @pytest.mark.few(5)
-def test_a_parent_s_parameters_are_the_shards_that_train(shared_world, name):
-    found = shared_world.run(against_one_process, name, FullyShardedDataParallel)
+def test_a_parent_s_parameters_are_the_shards_that_train(shared_world, name, wrap):
+    found = shared_world.run(against_one_process, name, wrap)
     alone = dict(BUILDS[name](lambda module: module).named_parameters())
     assert max(gap for gap, _ in found) < 1e-12
     for key, p in alone.items():
         sizes = [shapes[key] for _, shapes in found]
         if sizes[0] != tuple(p.shape):  # else nothing shards it
             assert sum(size for (size,) in sizes) == p.numel()
-
-
-@pytest.mark.parametrize("name", ["one inside", "block by block, and around them", "attention"])
-def test_so_they_are_with_zero_3(shared_world, name):
-    assert max(gap for gap, _ in shared_world.run(against_one_process, name, Zero3)) < 1e-12
-
-
-def test_it_trains_as_fully_shard_does_in_the_same_place(shared_world):
-    def both() -> float:
-        models = BUILDS["one inside"](FullyShardedDataParallel), BUILDS["one inside"](fully_shard)
-        for model in models:
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-            for step in range(STEPS):
-                optimizer.zero_grad()
-                model(data(dist.get_rank(), step)).square().mean().backward()
-                average(model) if model is models[0] else fully_sharded_average(model)
-                optimizer.step()
-        ours = full_state_dict(models[0])
-        theirs = {key: getattr(value, "full_tensor", lambda v=value: v)() for key, value in models[1].state_dict().items()}
-        return max((ours[key] - theirs[key]).abs().max().item() for key in ours)
-
-    def fully_sharded_average(model: nn.Module) -> None:
-        for p in model.head.parameters():
-            dist.all_reduce(p.grad)
-            p.grad /= dist.get_world_size()
-
-    assert max(shared_world.run(both)) < 1e-12
 
 
 def test_with_wrappers_in_each_other_units_come_and_go_as_with_one(shared_world):

@@ -72,7 +72,7 @@ def written(folder: Path) -> Tensors:
 
 
 def stored(place: Path) -> Tensors:
-    shapes = {key.name: (key.shape, key.dtype) for key, _ in saving._stored(place)}
+    shapes = {box.name: (box.shape, box.tensor.dtype) for box in saving._stored(place)}
     found = {name: torch.full(shape, 7, dtype=dtype) for name, (shape, dtype) in shapes.items()}
     saving.load(place, [Box(name, tuple(x.shape), (0,) * x.dim(), x) for name, x in found.items()])
     return found

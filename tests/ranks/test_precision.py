@@ -233,48 +233,6 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(shared_worlds):
     assert [(call.op, call.bytes) for call in m.calls[0]] == [("all_reduce", 4)] * 9
 
 
-def test_clipping_sees_the_masters_unscaled_gradients_on_all_ranks_alike(shared_worlds):
-    """Against one process in 32 bits, which clips the mean of all gradients."""
-
-    def steps():
-        rank, n, norms, expected = dist.get_rank(), dist.get_world_size(), [], []
-        model, alone = OverlappedDataParallel(model_of(F16)), model_of(F16).float()
-        optimizer = MasterOptimizer(model.parameters(), torch.optim.SGD, lr=0.5)
-        reference, scaler = torch.optim.SGD(alone.parameters(), lr=0.5), LossScaler(scale=2.0**22)
-        taken = []
-        while sum(taken) < 4:
-            optimizer.zero_grad()
-            step = sum(taken)
-            scaler.scaled(model(batch(rank, step, F16)).float().square().mean()).backward()
-            model.finish()
-            clip = lambda masters: norms.append(nn.utils.clip_grad_norm_(masters, 0.1).item())  # noqa: E731
-            taken.append(scaler.step(optimizer, clip))
-        for step in range(4):
-            reference.zero_grad()
-            sum(alone(batch(r, step, F16).float()).square().mean() / n for r in range(n)).backward()
-            expected.append(nn.utils.clip_grad_norm_(alone.parameters(), 0.1).item())
-            reference.step()
-        pairs = zip(optimizer.masters, alone.parameters(), strict=True)
-        return norms, expected, taken[0], max((a - b).abs().max().item() for a, b in pairs)
-
-    results = shared_worlds.run(steps)
-    norms, expected, first, _ = results[0]
-    assert all(result[0] == norms for result in results)
-    assert norms == pytest.approx(expected, rel=0.02)
-    assert min(expected) > 0.1
-    assert not first
-    assert max(error for *_, error in results) < 2e-3
-
-
-def test_clipping_without_a_scaler_is_of_the_masters_too():
-    parameter = nn.Parameter(torch.zeros(2, dtype=BF16))
-    optimizer = MasterOptimizer([parameter], torch.optim.SGD, lr=1.0)
-    parameter.grad = torch.tensor([3.0, 4.0], dtype=BF16)
-    optimizer.step(clip=lambda masters: nn.utils.clip_grad_norm_(masters, 1.0))
-    assert optimizer.masters[0].tolist() == pytest.approx([-0.6, -0.8], rel=1e-5)
-    assert parameter.grad.tolist() == [3.0, 4.0]
-
-
 def test_only_the_group_s_ranks_skip(shared_world):
     def in_groups():
         rank = dist.get_rank()
@@ -298,18 +256,6 @@ def test_a_rank_without_gradients_takes_part_in_the_decision(shared_world):
 
 
 def test_gradients_too_small_for_float16_survive_with_a_scale(shared_world):
-    def gradient(scale: float):
-        model = OverlappedDataParallel(nn.Linear(1, 1, bias=False).to(F16))
-        optimizer = MasterOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
-        before = optimizer.masters[0].item()
-        scaler = LossScaler(scale=scale)
-        scaler.scaled(model(torch.ones(1, 1, dtype=F16)).float().sum() * 1e-9).backward()
-        model.finish()
-        scaler.step(optimizer)
-        return optimizer.masters[0].grad is None and before - optimizer.masters[0].item()
-
-    assert shared_world.run(gradient, 1.0) == [0.0] * 3
-
     def in_master(scale: float):
         parameter = nn.Parameter(torch.zeros(1, dtype=F16))
         optimizer, scaler = MasterOptimizer([parameter], torch.optim.SGD, lr=1.0), LossScaler(scale=scale)
@@ -332,29 +278,6 @@ def test_gradients_that_no_scale_saves_are_an_error_on_all_ranks(shared_world):
         return seen
 
     assert shared_world.run(hopeless) == [[(False, 1.5), (False, 1.0)]] * 3
-
-
-def test_fp16_training_with_a_scale_that_is_too_large_at_first_reaches_fp32_s_loss(shared_world):
-    def train(dtype):
-        rank = dist.get_rank()
-        model = OverlappedDataParallel(model_of(dtype, seed=rank))
-        optimizer = MasterOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-3)
-        scaler = LossScaler(scale=2.0**24)
-        skipped = 0
-        for step in range(60):
-            optimizer.zero_grad()
-            x = batch(rank, step % 4, dtype)
-            loss = (model(x).float() - x[:, :5].float()).square().mean()
-            scaler.scaled(loss).backward()
-            model.finish()
-            skipped += not scaler.step(optimizer)
-        return loss.item(), skipped
-
-    half, single = shared_world.run(train, F16), shared_world.run(train, F32)
-    assert all(skipped > 0 for _, skipped in half)
-    assert all(skipped == 0 for _, skipped in single)
-    for (a, _), (b, _) in zip(half, single, strict=True):
-        assert a == pytest.approx(b, rel=0.15)
 
 
 @pytest.mark.parametrize(

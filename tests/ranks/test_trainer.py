@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.parallel import data_parallel
@@ -63,22 +62,6 @@ def test_so_they_do_with_the_other_wrappers(shared_world, wrapper):
     assert_close(shared_world.run(in_float64, GPT, TRAINING, wrapper)[0], alone(GPT, TRAINING))
 
 
-@pytest.mark.parametrize(
-    ("gpt", "training"),
-    [
-        pytest.param(replace(GPT, style="gpt2", kv_heads=None), TRAINING, id="gpt2"),
-        pytest.param(replace(GPT, tied=False), replace(TRAINING, seed=3), id="untied"),
-        pytest.param(GPT, replace(TRAINING, batch=13, accumulate=3), id="accumulated, uneven micro-batches"),
-        pytest.param(GPT, replace(TRAINING, clip=0.05), id="clipped"),
-    ],
-)
-@pytest.mark.few(1)
-def test_so_they_do_with_other_models_and_settings(shared_world, gpt, training):
-    wanted = alone(gpt, replace(training, accumulate=1))
-    for found in shared_world.run(in_float64, gpt, training):
-        assert_close(found, wanted)
-
-
 def test_the_gradient_is_cut_to_the_length_that_is_allowed():
     trainer, lengths = Trainer(GPT, replace(TRAINING, clip=0.05)), []
 
@@ -88,19 +71,6 @@ def test_the_gradient_is_cut_to_the_length_that_is_allowed():
     trainer.optimizer.register_step_pre_hook(measure)
     trainer.run(3)
     assert lengths == pytest.approx([0.05] * 3, rel=1e-3)
-
-
-def in_a_group() -> tuple | None:
-    group = dist.new_group([0, 2])
-    return trained(GPT, TRAINING, group=group, dtype=torch.float64) if dist.get_rank() in (0, 2) else None
-
-
-def test_a_group_of_some_ranks_trains_by_itself(world):
-    found = world.run(in_a_group)
-    wanted = alone(GPT, TRAINING)
-    assert found[1] is None
-    assert_close(found[0], wanted)
-    assert_close(found[2], wanted)
 
 
 def test_a_step_sends_its_gradients_and_nothing_else(shared_world):
@@ -165,14 +135,6 @@ def test_bfloat16_keeps_float32_weights_and_learns_alike():
     assert mixed[0] == pytest.approx(plain[0], rel=0.02)
 
 
-def test_bfloat16_is_what_products_are_made_in():
-    trainer = Trainer(GPT, replace(TRAINING, bf16=True))
-    kinds = set()
-    trainer.model.module.layers[0].mlp.down.register_forward_hook(lambda *args: kinds.add(args[-1].dtype))
-    trainer.run(1)
-    assert kinds == {torch.bfloat16}
-
-
 # Checkpoints
 
 WITH_DROPOUT = replace(GPT, dropout=0.1)
@@ -197,40 +159,6 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(shared_worlds, tmp
     for (losses, weights), (losses_again, weights_again) in zip(whole, parts, strict=True):
         assert losses == losses_again
         assert all(torch.equal(weight, weights_again[name]) for name, weight in weights.items())
-
-
-def state(trainer: Trainer) -> list[Tensor]:
-    moments = [value for kept in trainer.optimizer.state_dict()["state"].values() for value in kept.values()]
-    return [*parameters(trainer).values(), *moments]
-
-
-def saved_after(steps: int, folder: str) -> list[Tensor]:
-    trainer = Trainer(GPT, TRAINING, dtype=torch.float64)
-    trainer.run(steps)
-    trainer.save(folder)
-    return state(trainer)
-
-
-def resumed(folder: str) -> tuple[list[Tensor], tuple]:
-    trainer = Trainer(GPT, TRAINING, dtype=torch.float64)
-    trainer.resume(folder)
-    before = [value.clone() for value in state(trainer)]
-    return before, (trainer.run(), parameters(trainer))
-
-
-def assert_goes_on(found: tuple, left: list[Tensor], wanted: tuple) -> None:
-    """A checkpoint is read as it was left, bit for bit; what follows differs by the order of sums only."""
-    assert all(torch.equal(*pair) for pair in zip(found[0], left, strict=True))
-    assert_close(found[1], (wanted[0][-len(found[1][0]) :], wanted[1]))
-
-
-def test_another_number_of_ranks_goes_on_from_a_checkpoint(shared_world, tmp_path):
-    wanted = alone(GPT, TRAINING)
-    left = shared_world.run(saved_after, 8, str(tmp_path / "three"))[0]
-    assert_goes_on(resumed(str(tmp_path / "three")), left, wanted)
-    left = saved_after(13, str(tmp_path / "one"))
-    for found in shared_world.run(resumed, str(tmp_path / "one")):
-        assert_goes_on(found, left, wanted)
 
 
 def test_the_newest_complete_checkpoint_is_read(tmp_path):

@@ -55,7 +55,7 @@ def layer(
     groups: int = 1,
     per_token: int = 1,
     capacity: float | None = None,
-    normalise: bool = True,
+    normalize: bool = True,
     scale: float = 1.0,
 ) -> tuple[list[Tensor], Tensor, list[int]]:
     """A router and its experts on the tokens of several ranks: their outputs, the auxiliary loss of all, the counts of all.
@@ -71,7 +71,7 @@ def layer(
         rows = [chosen(row, k, bias, groups, per_token) for row in scores_TE.tolist()]
         for expert in (i for row in rows for i in row):
             counts[expert] += 1
-        gates = [scale * scores_TE[t, row] / (scores_TE[t, row].sum() if normalise else 1) for t, row in enumerate(rows)]
+        gates = [scale * scores_TE[t, row] / (scores_TE[t, row].sum() if normalize else 1) for t, row in enumerate(rows)]
         if capacity is not None:
             rows = kept(rows, math.ceil(capacity * len(x_TH) * k / len(router_EH)))
         outputs.append(mixture(x_TH, rows, torch.stack(gates) if gates else x_TH.new_zeros(0, k), *experts))

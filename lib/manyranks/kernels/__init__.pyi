@@ -1,6 +1,4 @@
-from . import (
-    compiled as compiled,
-)
+from . import compiled as compiled
 from .attention import flash_attention as flash_attention
 from .copying import copy as copy
 from .copying import transpose as transpose

@@ -32,16 +32,11 @@ class Away(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A storage that traveled.
+    """A storage that traveled."""
 
-    way: "out" to the host, or "in"
-    call: of a module, by number
-    bytes: of the storage
-    """
-
-    way: str
-    call: int
-    bytes: int
+    way: str  # "out" to the host, or "in"
+    call: int  # of a module, by number
+    bytes: int  # of the storage
 
 
 class HostMemory:

@@ -110,9 +110,7 @@ class _Run:
         x, y = self.kept.pop(number)
         self.stored.pop(number - 1, None)
         inputs = [x, *self.calls[number].parameters]
-        wanted = [leaf for leaf, needs in zip(inputs, needed, strict=True) if needs]
-        found = iter(gradients([y], [grad], wanted))
-        return [next(found) if needs else None for needs in needed]
+        return gradients([y], [grad], inputs, needed)
 
     def _advance(self) -> None:
         self._next = next(self._actions, None)

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.recomputation import (
     Call,
     detached,
@@ -63,9 +64,7 @@ def selective_checkpoint(keeps: Policy, function: Callable, *args, **kwargs) -> 
     return _checkpoint(function, args, kwargs, keeps=keeps)
 
 
-def partitioned_checkpoint(
-    group: dist.ProcessGroup | None, function: Callable, *args, **kwargs
-) -> Any:
+def partitioned_checkpoint(group: Group, function: Callable, *args, **kwargs) -> Any:
     """Checkpoints as checkpoint does, but each rank keeps its share of the arguments.
 
     That's 1/t of their bytes. Backward gathers them. The floating-point tensors among the
@@ -200,13 +199,12 @@ class _Checkpoint(torch.autograd.Function):
                 f"the function gave {ctx.count} tensors that need a gradient, and then, "
                 f"in backward, {len(results)}: it must do the same each time"
             )
-        inputs, needed = [*leaves, *ctx.call.parameters], ctx.needs_input_grad[3:]
-        wanted = [x for x, needs in zip(inputs, needed, strict=True) if needs]
-        found = iter(gradients(results, grads, wanted))
-        return None, None, None, *(next(found) if needs else None for needs in needed)
+        inputs = [*leaves, *ctx.call.parameters]
+        found = gradients(results, grads, inputs, ctx.needs_input_grad[3:])
+        return None, None, None, *found
 
 
-def _shard(group: dist.ProcessGroup | None, tensor: Tensor) -> tuple[Tensor, Restore]:
+def _shard(group: Group, tensor: Tensor) -> tuple[Tensor, Restore]:
     """This rank's share of the elements, and how to get them all; integers stay whole."""
     n, elements, shape = dist.get_world_size(group), tensor.numel(), tensor.shape
     if not tensor.is_floating_point():

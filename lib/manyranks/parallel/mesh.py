@@ -11,7 +11,6 @@ the first by all the others' product. So the last axis lies inside a node, the f
 """
 
 import functools
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,43 +134,36 @@ class Mesh:
         for no such rank.
         """
         self._check_axis(axis)
-        own = self.coordinates(rank)
-        if self.etp is not None and axis in FOLDED:
-            stage = self.stage(rank)
-            return tuple(stage[place] for place in self._folded(axis, stage.index(rank)))
+        etp, row = self.etp or 1, ("dp", "cp")  # the axes of the row that it's a part of
         if axis in AXES:
-            return tuple(self.rank(**own | {axis: at}) for at in range(self.size(axis)))
-        outer, inner = (name for name in self.order if name in ("dp", "cp"))
-        size = self.size(inner)
-        places = self._places(axis, own[outer] * size + own[inner])
-        pairs = [divmod(place, size) for place in places]
-        return tuple(self.rank(**own | {outer: o, inner: i}) for o, i in pairs)
+            row = (axis,)
+        elif self.etp is not None and axis in FOLDED:
+            row = ("dp", "cp", "tp")
+        apart = {"replicas": self.size("shards"), "ep": etp, "ep_replicas": etp * self.ep}
+        step = apart.get(axis, 1)  # in the row, from one rank of the group to the next
+        own, at = self.coordinates(rank), 0
+        for each in (each for each in self.order if each in row):
+            at = at * self.size(each) + own[each]
+        first = at // (step * self.size(axis)) * step * self.size(axis) + at % step
+        places = range(first, first + step * self.size(axis), step)
+        return tuple(self._in_row(row, place, own) for place in places)
 
     def stage(self, rank: int) -> list[int]:
         """All ranks of this one's pipeline stage, rising."""
-        own, axes = self.coordinates(rank), [axis for axis in self.order if axis != "pp"]
-        places = itertools.product(*(range(self.size(axis)) for axis in axes))
-        return [self.rank(**own | dict(zip(axes, at, strict=True))) for at in places]
+        row, own = ("dp", "cp", "tp"), self.coordinates(rank)
+        return [self._in_row(row, place, own) for place in range(self.ranks // self.pp)]
 
-    def _folded(self, axis: str, at: int) -> range:
-        """Finds, in a row of a stage, the ranks that share an axis of FOLDED with one."""
-        apart = {"etp": 1, "ep": self.etp, "ep_replicas": self.etp * self.ep}[axis]
-        whole = apart * self.size(axis)
-        first = at // whole * whole
-        return range(first + at % apart, first + whole, apart)
+    def _in_row(self, row: tuple[str, ...], place: int, own: dict[str, int]) -> int:
+        """The rank at this place of a row of these axes, which has other coordinates."""
+        at = {}
+        for axis in (axis for axis in reversed(self.order) if axis in row):
+            place, at[axis] = divmod(place, self.size(axis))
+        return self.rank(**own | at)
 
     def _check_axis(self, axis: str) -> None:
         known = dict.fromkeys((*AXES, *SHARED, *(FOLDED if self.etp is not None else ())))
         if axis not in known:
             raise ValueError(f"axis={axis!r}: choose one of {', '.join(known)}")
-
-    def _places(self, axis: str, at: int) -> range:
-        """Finds, in a row of dp·cp ranks, those that share an axis of SHARED with `at`."""
-        size = self.size(axis)
-        if axis in ("replicas", "ep_replicas"):
-            apart = self.size("data") // size
-            return range(at % apart, self.size("data"), apart)
-        return range(at // size * size, (at // size + 1) * size)
 
     def groups(self, axis: str) -> list[tuple[int, ...]]:
         """All groups of an axis, by their first ranks: every rank is in one of them."""

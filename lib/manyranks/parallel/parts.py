@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.shard import local
 
 
@@ -26,7 +27,7 @@ def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     return named
 
 
-def check_mesh(mesh: DeviceMesh, group: dist.ProcessGroup | None) -> None:
+def check_mesh(mesh: DeviceMesh, group: Group) -> None:
     """Raises ValueError where its ranks are not the group's, in their order."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     if mesh.mesh.flatten().tolist() != ranks:
@@ -108,9 +109,7 @@ def autocast(x: Tensor | None) -> Tensor | None:
     return x if skipped else x.to(torch.get_autocast_dtype(kind))
 
 
-def sum_gradients(
-    parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None
-) -> None:
+def sum_gradients(parameters: Iterable[nn.Parameter], group: Group = None) -> None:
     """Sums their gradients, end to end in one row for each dtype, in one all-reduce.
 
     Raises ValueError for a gradient that a bucket of data parallelism sends at this moment.

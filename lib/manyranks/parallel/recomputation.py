@@ -6,7 +6,7 @@ parameters        the leaves of the call's graph, for their gradients
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -107,12 +107,13 @@ def _check_hooks(nodes: Iterable[Node]) -> None:
 def gradients(
     results: list[Tensor | GradientEdge],
     grads: Iterable[Tensor | None],
-    of: list[Tensor],
+    leaves: list[Tensor],
+    needed: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
-    """Carries the results' gradients back to some leaves, whose hooks stay silent.
+    """Carries the results' gradients back to the leaves that need one, or all of them.
 
-    Each leaf is an input of the checkpoint's own node, too: there its hooks see the whole
-    gradient, once. Raises RuntimeError where gradients are to have gradients.
+    Their hooks stay silent. Each leaf is an input of the checkpoint's own node, too: there
+    they see the whole gradient, once. Raises RuntimeError where gradients are to have some.
     """
     if torch.is_grad_enabled():
         raise RuntimeError(
@@ -120,11 +121,14 @@ def gradients(
             "call the function without it there"
         )
     pairs = [(y, g) for y, g in zip(results, grads, strict=True) if g is not None]
-    if not pairs or not of:
-        return [None] * len(of)
+    needed = needed or [True] * len(leaves)
+    wanted = [leaf for leaf, needs in zip(leaves, needed, strict=True) if needs]
+    if not pairs or not wanted:
+        return [None] * len(leaves)
     used, theirs = zip(*pairs, strict=True)
-    with _silent(of):
-        return list(torch.autograd.grad(used, of, theirs, allow_unused=True))
+    with _silent(wanted):
+        found = iter(torch.autograd.grad(used, wanted, theirs, allow_unused=True))
+    return [next(found) if needs else None for needs in needed]
 
 
 @contextlib.contextmanager

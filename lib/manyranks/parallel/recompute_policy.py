@@ -39,7 +39,7 @@ def weight_products(operator: OpOverload) -> bool:
     return operator.overloadpacket in (_aten.mm, _aten.addmm)
 
 
-class Keeping:
+class Keeping(TorchDispatchMode):
     """Keeps results of operators in a function's first run, and hands them out in others.
 
     keeps: which; None for none. An operator that draws random numbers always runs, for the
@@ -47,9 +47,10 @@ class Keeping:
     """
 
     def __init__(self, keeps: Policy | None):
+        super().__init__()
         self._keeps = keeps
         self._noted: list[_Noted] = []
-        self._taken = False
+        self._next: deque | None = None  # None in the first run
 
     def wrapped(self, function: Callable) -> Callable:
         """The function, whose chosen operators run in the first call only."""
@@ -57,28 +58,27 @@ class Keeping:
             return function
 
         def run(*args, **kwargs):
-            with _Again(self) if self._taken else _First(self):
+            with self:
                 return function(*args, **kwargs)
 
         return run
 
-    def chosen(self, operator: OpOverload, args: tuple, kwargs: dict) -> bool:
-        """Returns whether this operator's result is to be kept."""
-        return (
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        chosen = (
             self._keeps(operator)
             and not any(result.alias_info for result in operator._schema.returns)
             and not _draws(operator, args, kwargs)
         )
-
-    def note(self, operator: OpOverload, result: Any) -> None:
-        """The first run has made this result."""
-        leaves, structure = tree_flatten(result)
-        leaves = [_alias(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._noted.append(_Noted(operator, leaves, structure))
+        kept = self._following(operator) if chosen and self._next is not None else None
+        result = operator(*args, **kwargs) if kept is None else kept
+        if chosen and self._next is None:
+            self._noted.append(_Noted(operator, result))
+        return result
 
     def take(self) -> list[Tensor]:
         """The tensors kept, for autograd to save; they are not held here any more."""
-        self._taken = True
+        self._next = deque()
         return [tensor for noted in self._noted for tensor in noted.take()]
 
     def give(self, tensors: Sequence[Tensor]) -> None:
@@ -86,68 +86,42 @@ class Keeping:
         rest = iter(tensors)
         self._next = deque([(noted.operator, noted.filled(rest)) for noted in self._noted])
 
-    def again(self, operator: OpOverload, args: tuple, kwargs: dict) -> Any:
-        """The kept result. Raises RuntimeError where the first run had another operator."""
+    def _following(self, operator: OpOverload) -> Any:
+        """Finds what is kept, or None. Raises RuntimeError for another operator."""
         first, result = self._next.popleft() if self._next else (None, None)
         if first is not operator:
             raise RuntimeError(
                 f"the function ran {first} the first time and {operator} now: "
                 "it must do the same each time"
             )
-        return operator(*args, **kwargs) if result is None else result
+        return result
 
 
 class _Noted:
     """An operator's result, and how often its tensors had been changed in place."""
 
-    def __init__(self, operator: OpOverload, leaves: list, structure: Any):
-        self.operator, self._leaves, self._structure = operator, leaves, structure
-        self._versions = [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
+    def __init__(self, operator: OpOverload, result: Any):
+        leaves, self._structure = tree_flatten(result)
+        self.operator = operator
+        self._tensors = [_alias(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        self._others = [_PLACE if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._versions = [tensor._version for tensor in self._tensors]
 
     def take(self) -> list[Tensor]:
         """Returns its tensors, which it lets go; none where one was changed since."""
-        tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+        tensors, self._tensors = self._tensors, []
         self._kept = [tensor._version for tensor in tensors] == self._versions
-        self._leaves = [
-            _PLACE if isinstance(leaf, Tensor) else leaf for leaf in self._leaves
-        ]
         return tensors if self._kept else []
 
     def filled(self, tensors: Iterator[Tensor]) -> Any:
         """The result, made of the next tensors; None where it is to be computed again."""
         if not self._kept:
             return None
-        leaves = [
-            next(tensors).detach() if leaf is _PLACE else leaf for leaf in self._leaves
-        ]
+        leaves = [next(tensors).detach() if x is _PLACE else x for x in self._others]
         return tree_unflatten(leaves, self._structure)
 
 
 _PLACE = object()  # of a tensor
-
-
-class _First(TorchDispatchMode):
-    def __init__(self, keeping: Keeping):
-        super().__init__()
-        self.keeping = keeping
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs := kwargs or {}))
-        if self.keeping.chosen(function, args, kwargs):
-            self.keeping.note(function, result)
-        return result
-
-
-class _Again(TorchDispatchMode):
-    def __init__(self, keeping: Keeping):
-        super().__init__()
-        self.keeping = keeping
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if self.keeping.chosen(function, args, kwargs):
-            return self.keeping.again(function, args, kwargs)
-        return function(*args, **kwargs)
 
 
 def _alias(tensor: Tensor) -> Tensor:

@@ -10,13 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from manyranks.parallel.collectives.messages import in_place
+from manyranks.parallel.collectives.messages import Group, in_place
 from manyranks.parallel.sharding import is_shard
 
 
-def check_same(
-    module: nn.Module, group: dist.ProcessGroup | None = None, option: str = ""
-) -> None:
+def check_same(module: nn.Module, group: Group = None, option: str = "") -> None:
     """Checks that all ranks' parameters and buffers have the same names, shapes and dtypes.
 
     In the same order, too, and with the same ones frozen. All ranks call it. option: what
@@ -89,7 +87,7 @@ def check_bytes(bucket_bytes: float) -> None:
 
 
 @torch.no_grad()
-def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
+def broadcast(tensors: Iterable[Tensor], group: Group = None) -> None:
     """Copies the tensors of the group's rank 0 to every rank. All ranks call it."""
     for tensor in tensors:
         with in_place(tensor) as row:

@@ -15,6 +15,8 @@ from itertools import zip_longest
 import torch.distributed as dist
 from torch import nn
 
+from manyranks.parallel.collectives.messages import Group
+
 _FOREVER, _SECOND = timedelta(days=365), timedelta(seconds=1)
 
 
@@ -24,7 +26,7 @@ class Order:
     module: it and its modules are called; group: ranks with the same order, None for all
     """
 
-    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None):
+    def __init__(self, module: nn.Module, group: Group):
         self._names = {m: n or type(m).__name__ for n, m in module.named_modules()}
         self._modules: dict[str, list] = {"forward": [], "backward": []}
         self._at, self._ended, self._ran = (

@@ -37,8 +37,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.parallel.boxes import Box
+from manyranks.parallel.collectives.messages import Group
 
-Group = dist.ProcessGroup | None
 _CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -216,21 +216,20 @@ def load(folder: Path, parts: Iterable[Box]) -> None:
     Raises ValueError for a folder without a complete checkpoint, and for a tensor that is
     missing there, or has another shape or dtype.
     """
-    stored = list(_stored(folder))
-    there: dict[str, list[tuple[_Key, Tensor]]] = {}
-    for key, tensor in stored:
-        there.setdefault(key.name, []).append((key, tensor))
+    there: dict[str, list[Box]] = {}
+    for part in _stored(folder):
+        there.setdefault(part.name, []).append(part)
     for box in (box for box in parts if box.tensor.numel()):
-        shape, dtype = box.shape, box.tensor.dtype
-        found = there.get(box.name, [])
-        has = f"the shape {found[0][0].shape} and {found[0][0].dtype}" if found else "none"
-        if not found or (found[0][0].shape, found[0][0].dtype) != (shape, dtype):
+        here = f"the shape {tuple(box.shape)} and {box.tensor.dtype}"
+        found = there.get(box.name)
+        has = f"the shape {found[0].shape} and {found[0].tensor.dtype}" if found else "none"
+        if has != here:
             raise ValueError(
-                f"{box.name} has the shape {shape} and {dtype} here, and {has} in "
-                f"{folder}: load a checkpoint of a model with the same sizes"
+                f"{box.name} has {here} here, and {has} in {folder}: load a checkpoint of "
+                "a model with the same sizes"
             )
-        for key, tensor in found:
-            _copy_common(box, key, tensor)
+        for part in found:
+            _copy_common(box, part)
 
 
 def files(folder: Path) -> list[Path]:
@@ -343,13 +342,13 @@ def _common(a: _Key, b: _Key) -> list[tuple[int, int]] | None:
     return found if all(start < stop for start, stop in found) else None
 
 
-def _copy_common(box: Box, key: _Key, tensor: Tensor) -> None:
-    if (common := _common(_key(box), key)) is not None:
+def _copy_common(box: Box, part: Box) -> None:
+    if (common := _common(_key(box), _key(part))) is not None:
         into, out_of = (
             tuple(slice(a - at, b - at) for (a, b), at in zip(common, offsets, strict=True))
-            for offsets in (box.offsets, key.offsets)
+            for offsets in (box.offsets, part.offsets)
         )
-        box.tensor[into].copy_(tensor[out_of])
+        box.tensor[into].copy_(part.tensor[out_of])
 
 
 def _header(keys: list[_Key], facts: dict) -> tuple[bytes, list[int]]:
@@ -426,18 +425,17 @@ def _read_header(file: Path) -> tuple[dict, int]:
         return json.loads(opened.read(length)), 8 + length
 
 
-def _stored(folder: Path) -> Iterator[tuple[_Key, Tensor]]:
+def _stored(folder: Path) -> Iterator[Box]:
     """Returns what's in all files; the numbers stay on disk until somebody uses them."""
     for file in files(folder):
         header, start = _read_header(file)
         whole = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
         parts = json.loads(header["__metadata__"]["parts"])
-        for stored_as, (name, *place) in parts.items():
+        for stored_as, (name, shape, offsets) in parts.items():
             entry = header[stored_as]
             at, end = (start + offset for offset in entry["data_offsets"])
-            dtype = _DTYPES[entry["dtype"]]
-            key = _Key(name, *map(tuple, (*place, entry["shape"])), dtype)
-            yield key, _as(whole[at:end], dtype, key.sizes)
+            tensor = _as(whole[at:end], _DTYPES[entry["dtype"]], entry["shape"])
+            yield Box(name, tuple(shape), tuple(offsets), tensor)
 
 
 def _as(bytes_: Tensor, dtype: torch.dtype, shape: Iterable[int]) -> Tensor:

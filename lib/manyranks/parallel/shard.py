@@ -16,7 +16,8 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_map_only
 
-Group = dist.ProcessGroup | None
+from manyranks.parallel.collectives.messages import Group
+
 as_parts = torch._C.DisableTorchFunctionSubclass  # inside, shards are tensors like others
 
 # What an optimizer does to each element by itself: in place, out of place, many at once.

@@ -15,11 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel.collectives.messages import members, wait
+from manyranks.parallel.collectives.messages import Group, members, wait
 from manyranks.parallel.collectives.ring import add_up
 from manyranks.parallel.shard import local
 
-Group = dist.ProcessGroup | None
 Named = dict[str, nn.Parameter]
 _HALF = (torch.bfloat16, torch.float16)
 

@@ -149,7 +149,7 @@ class ZeroOptimizer:
         params: Iterable,
         optimizer_class: type[torch.optim.Optimizer],
         stage: int = 1,
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         bucket_bytes: int = 10_000_000,
         **kwargs,
     ):

@@ -10,7 +10,7 @@ from operator import length_hint
 from manyranks.timeline.costs import Costs, Transfer, check_transfer, is_size
 from manyranks.timeline.program import Collective, Compute, Program, Recv, Send, Wait, at
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
-from manyranks.timeline.streams import Exchange, Group, Host, Lane, Memo, Messages, Pair, Price, Stream
+from manyranks.timeline.streams import Exchange, Group, Host, Lane, Memo, Pair, Price, Stream
 
 _new = tuple.__new__  # Span(...) takes half as long again
 
@@ -102,9 +102,10 @@ class Clock:
             while k >= len(lane.ends):
                 self.held[rank] = lane, k
                 yield lane.stream
-            now = max(now, lane.ends[k])
+            if lane.ends[k] > now:
+                now = lane.ends[k]
 
-    def _deliver(self, stream: Pair, lane: Messages, seconds: float, started: float) -> None:
+    def _deliver(self, stream: Pair, lane: Lane, seconds: float, started: float) -> None:
         """A message that depends on nothing but its sender and its stream: its end is known at once."""
         started = max(started, stream.free)
         end = started + seconds
@@ -122,7 +123,7 @@ class Clock:
             self.runnable += stream.waiting
             stream.waiting.clear()
 
-    def _queue(self, lane: Messages, k: int, price: Price, now: float, rendezvous: bool) -> None:
+    def _queue(self, lane: Lane, k: int, price: Price, now: float, rendezvous: bool) -> None:
         """A message that must wait for its Recv, for one before it, or for others on its channels."""
         stream = lane.stream
         exchange = Exchange(lane, price, stream.names, {stream.source, stream.to} if rendezvous else {stream.source})

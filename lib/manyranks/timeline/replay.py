@@ -8,7 +8,7 @@ from manyranks.timeline.costs import Costs
 from manyranks.timeline.program import Program, Recv, Send, at
 from manyranks.timeline.sharing import SharedClock
 from manyranks.timeline.spans import Timeline
-from manyranks.timeline.streams import Group, Lane, Messages
+from manyranks.timeline.streams import Group, Lane
 
 
 class Deadlock(ValueError):
@@ -35,11 +35,11 @@ def replay(program: Program, costs: Costs, sharing: bool = False) -> Timeline:
     return Timeline(tuple(clock.spans))
 
 
-def _messages(clock: Clock) -> Iterator[Messages]:
+def _messages(clock: Clock) -> Iterator[Lane]:
     return chain.from_iterable(pair.lanes.values() for pair in clock.pairs.values())
 
 
-def _check_sizes(program: Program, lane: Messages) -> None:
+def _check_sizes(program: Program, lane: Lane) -> None:
     source, to = lane.stream.source, lane.stream.to
     for k, (sent, received) in enumerate(zip(lane.sent, lane.received, strict=False)):
         if sent != received:

@@ -57,7 +57,7 @@ class Pair(Stream):
     unmet: dict[tuple, "Exchange"] = field(default_factory=dict)  # (tag, k) of rendezvous before their Recv
 
     def __post_init__(self) -> None:
-        self.lanes = Memo(lambda tag: Messages(self, tag))
+        self.lanes = Memo(lambda tag: Lane(self, tag))
 
 
 @dataclass(slots=True, eq=False)
@@ -74,17 +74,11 @@ class Group(Stream):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A lane: ends[k] is when its k-th exchange was over; it grows as exchanges end."""
+    """A lane: ends[k] is when its k-th exchange was over. sent, received: of messages, bytes of each Send and Recv."""
 
     stream: Stream
     tag: Hashable = None
     ends: list[float] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class Messages(Lane):
-    """The lane of the messages with one tag. sent, received: bytes of each Send, and of each Recv."""
-
     sent: list[float] = field(default_factory=list)
     received: list[float] = field(default_factory=list)
 

@@ -17,38 +17,25 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         refuse_lost_restarts()
         gpt, training, ranks = checked(chosen)
-        folder = _folder(chosen.checkpoint, chosen.resume)
-        saves = _saves(chosen, folder)
+        saving = _saving(chosen)
         run = _on_torchruns_ranks if under_torchrun() else _on_own_ranks(ranks, chosen.ray)
     except (ValueError, OSError) as error:
         command.error(str(error))
     from manyranks.training.progress import terminal
 
-    every, keep, mtbf = saves
-    result = run(gpt, training, folder, every, chosen.resume, terminal(), chosen.mfu, keep, mtbf)
+    result = run(gpt, training, terminal=terminal(), utilization=chosen.mfu, **saving)
     if os.environ.get("RANK", "0") == "0":
-        print(_summary(result, training, folder))
+        print(_summary(result, training, chosen.checkpoint))
 
 
-def _folder(name: str | None, resume: bool) -> str | None:
-    if name is None:
-        if resume:
-            raise ValueError("--resume: say with --checkpoint FOLDER where to go on from")
-        return None
-    Path(name).mkdir(parents=True, exist_ok=True)
-    if not resume:
-        from manyranks.training.trainer import refuse_used
-
-        refuse_used(name)
-    return name
-
-
-def _saves(chosen, folder: str | None) -> tuple[int | str | None, int | None, float | None]:
-    """Returns how often to save, how many checkpoints stay, and seconds between two failures."""
-    every, keep, hours = chosen.save_every, chosen.keep, chosen.mtbf
+def _saving(chosen) -> dict[str, object]:
+    """Returns those of train's arguments that say where to save, and how often."""
+    folder, every, keep, hours = chosen.checkpoint, chosen.save_every, chosen.keep, chosen.mtbf
     for option, given in {"--save-every": every, "--keep": keep, "--mtbf": hours}.items():
         if given is not None and folder is None:
             raise ValueError(f"{option} {given}: say with --checkpoint FOLDER where to save")
+    if chosen.resume and folder is None:
+        raise ValueError("--resume: say with --checkpoint FOLDER where to go on from")
     if every not in (None, "auto"):
         if not every.isdecimal() or int(every) < 1:
             raise ValueError(f"--save-every {every}: give 1 or more steps, or auto")
@@ -57,7 +44,14 @@ def _saves(chosen, folder: str | None) -> tuple[int | str | None, int | None, fl
         raise ValueError(f"--keep {keep}: give 1 or more checkpoints")
     if hours is not None and (every != "auto" or not 0 < hours < math.inf):
         raise ValueError(f"--mtbf {hours}: give hours above 0, and --save-every auto")
-    return every, keep, hours and hours * 3600
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        if not chosen.resume:
+            from manyranks.training.trainer import refuse_used
+
+            refuse_used(folder)
+    how = {"every": every, "keep": keep, "mtbf": hours and hours * 3600}
+    return {"folder": folder, "resume": chosen.resume, **how}
 
 
 def _on_own_ranks(ranks: int, cluster: str | None):
@@ -72,10 +66,10 @@ def _on_own_ranks(ranks: int, cluster: str | None):
     corpus.text()
     world = World(ranks, timeout=None, engine=_engine(cluster))
 
-    def run(*arguments):
+    def run(*arguments, **named):
         with world:
             try:
-                return world.run(train, *arguments)[0]
+                return world.run(train, *arguments, **named)[0]
             except WorldError as error:
                 sys.exit(str(error))
 
@@ -101,7 +95,7 @@ def _engine(cluster: str | None) -> str:
     return "ray"
 
 
-def _on_torchruns_ranks(*arguments):
+def _on_torchruns_ranks(*arguments, **named):
     import torch
     import torch.distributed as dist
 
@@ -120,7 +114,7 @@ def _on_torchruns_ranks(*arguments):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
     dist.init_process_group(backend)
     try:
-        return train(*arguments)
+        return train(*arguments, **named)
     finally:
         dist.destroy_process_group()
 

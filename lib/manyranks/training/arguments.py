@@ -26,60 +26,25 @@ def parser() -> argparse.ArgumentParser:
     _add_ranks(made)
     _add_training(made)
     _add_gpt(made)
-    made.add_argument("--checkpoint", metavar="FOLDER", help="save there at the end")
-    made.add_argument(
-        "--save-every",
-        metavar="N",
-        help="save each N steps, too, while training goes on; auto: as often as loses least time",
-    )
-    made.add_argument(
-        "--mtbf",
-        type=float,
-        metavar="HOURS",
-        help="with auto: mean time between two failures of the run (as Llama 3's GPUs failed)",
-    )
-    made.add_argument("--keep", type=int, metavar="N", help="checkpoints that stay there (all)")
-    made.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the newest checkpoint in FOLDER, whatever ranks have written it",
-    )
-    made.add_argument(
-        "--mfu", action="store_true", help="say how much of the ranks' FLOP/s the run has used"
-    )
-    made.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="ranks on the nodes of the Ray cluster there; auto: the one of this machine",
-    )
+    _add(made, "--checkpoint", "save there at the end", metavar="FOLDER")
+    text = "save each N steps, too, while training goes on; auto: as often as loses least time"
+    _add(made, "--save-every", text)
+    text = "with auto: mean time between two failures of the run (as Llama 3's GPUs failed)"
+    _add(made, "--mtbf", text, type=float, metavar="HOURS")
+    _add(made, "--keep", "checkpoints that stay there (all)", type=int)
+    text = "go on from the newest checkpoint in FOLDER, whatever ranks have written it"
+    _add(made, "--resume", text, action="store_true")
+    text = "say how much of the ranks' FLOP/s the run has used"
+    _add(made, "--mfu", text, action="store_true")
+    text = "ranks on the nodes of the Ray cluster there; auto: the one of this machine"
+    _add(made, "--ray", text, metavar="ADDRESS")
     return made
 
 
 def checked(chosen: argparse.Namespace) -> tuple[GPTConfig, TrainingConfig, int]:
     """Returns the configurations and the number of ranks. Raises ValueError for what cannot be."""
-    gpt = GPTConfig(
-        layers=chosen.layers,
-        hidden=chosen.hidden,
-        heads=chosen.heads,
-        seq=chosen.seq,
-        dropout=chosen.dropout,
-        style=chosen.style,
-        tied=chosen.tied,
-        experts=chosen.experts,
-    )
-    plan = _plan(chosen)
-    training = TrainingConfig(
-        steps=chosen.steps,
-        batch=chosen.batch,
-        accumulate=chosen.accumulate,
-        learning_rate=chosen.lr,
-        warmup=chosen.warmup,
-        bf16=chosen.bf16 and plan is None,
-        seed=chosen.seed,
-        zero=chosen.zero,
-        recompute=chosen.recompute,
-        plan=plan,
-    )
+    gpt, plan = _taken(GPTConfig, chosen), _plan(chosen)
+    training = _taken(TrainingConfig, chosen, bf16=chosen.bf16 and plan is None, plan=plan)
     if plan is not None:
         check_plan(gpt, plan)
         return gpt, training, plan.gpus
@@ -153,94 +118,67 @@ def _ranks(dp: int | None) -> int:
     return there
 
 
-def _number(made: argparse._ActionsContainer, name: str, default: float, text: str) -> None:
-    made.add_argument(
-        name, type=type(default), default=default, metavar="N", help=f"{text} ({default})"
-    )
+def _taken(kind: type, chosen: argparse.Namespace, **others: object):
+    """Makes a configuration of the options that are called as its fields are."""
+    names = {field.name for field in fields(kind)} & vars(chosen).keys()
+    return kind(**{name: getattr(chosen, name) for name in names} | others)
 
 
-def _choice(made: argparse._ActionsContainer, name: str, known: tuple, default: str, text: str):
-    made.add_argument(name, choices=known, default=default, help=f"{text} ({default})")
+def _add(made: argparse._ActionsContainer, name: str, text: str, usual=None, **how) -> None:
+    """Adds an option. One with a usual value has its type, and names it at the end of its help."""
+    if usual is not None:
+        how |= {"type": type(usual), "default": usual}
+        text = f"{text} ({usual})"
+    if not how.keys() & {"action", "choices"}:
+        how.setdefault("metavar", "N")
+    made.add_argument(name, help=text, **how)
 
 
 def _add_ranks(made: argparse.ArgumentParser) -> None:
     group = made.add_argument_group("ranks and axes")
-    group.add_argument(
-        "--dp",
-        type=int,
-        metavar="N",
-        help=f"data parallelism: ranks with other sequences ({_RANKS}, with other axes 1; under "
-        "torchrun, what these leave of its ranks)",
-    )
-    _number(group, "--tp", 1, "tensor parallelism: ranks that share each layer's matrices")
-    _number(group, "--pp", 1, "pipeline parallelism: ranks with other layers")
-    _number(group, "--cp", 1, "context parallelism: ranks that share each sequence")
-    _number(group, "--ep", 1, "expert parallelism: ranks of dp·cp that share the experts")
-    group.add_argument(
-        "--etp",
-        type=int,
-        metavar="N",
-        help="ranks that cut each expert; then experts share all dp·cp·tp ranks (whole experts)",
-    )
-    group.add_argument(
-        "--zero",
-        type=int,
-        choices=range(4),
-        default=0,
-        help="what data-parallel ranks share out: 1 the optimizer's states, 2 also gradients, "
-        "3 also parameters (0)",
-    )
-    group.add_argument(
-        "--dp-shard", type=int, metavar="N", help="data-parallel ranks that share one copy (all)"
-    )
-    _number(group, "--microbatch", 1, "sequences a rank takes at a time, with other axes")
-    _choice(group, "--schedule", SCHEDULES, _USUAL["schedule"], "of the pipeline")
-    _number(group, "--virtual", 1, "stages a pipeline rank has, interleaved")
-    _choice(group, "--context", CONTEXT, _USUAL["context"], "how keys and values travel")
-    group.add_argument(
-        "--no-sequence-parallel",
-        dest="sequence_parallel",
-        action="store_false",
-        help="tensor-parallel ranks have whole sequences between matrices",
-    )
-    group.add_argument(
-        "--embedding-slots",
-        action="store_true",
-        help="the first and the last stage have a layer less each, for embedding and head",
-    )
+    text = f"data parallelism: ranks with other sequences ({_RANKS}, with other axes 1; under "
+    _add(group, "--dp", text + "torchrun, what these leave of its ranks)", type=int)
+    _add(group, "--tp", "tensor parallelism: ranks that share each layer's matrices", 1)
+    _add(group, "--pp", "pipeline parallelism: ranks with other layers", 1)
+    _add(group, "--cp", "context parallelism: ranks that share each sequence", 1)
+    _add(group, "--ep", "expert parallelism: ranks of dp·cp that share the experts", 1)
+    text = "ranks that cut each expert; then experts share all dp·cp·tp ranks (whole experts)"
+    _add(group, "--etp", text, type=int)
+    text = "what data-parallel ranks share out: 1 the optimizer's states, 2 also gradients, 3 also "
+    _add(group, "--zero", text + "parameters", 0, choices=range(4))
+    _add(group, "--dp-shard", "data-parallel ranks that share one copy (all)", type=int)
+    _add(group, "--microbatch", "sequences a rank takes at a time, with other axes", 1)
+    _add(group, "--schedule", "of the pipeline", _USUAL["schedule"], choices=SCHEDULES)
+    _add(group, "--virtual", "stages a pipeline rank has, interleaved", 1)
+    _add(group, "--context", "how keys and values travel", _USUAL["context"], choices=CONTEXT)
+    text = "tensor-parallel ranks have whole sequences between matrices"
+    off = {"dest": "sequence_parallel", "action": "store_false"}
+    _add(group, "--no-sequence-parallel", text, **off)
+    text = "the first and the last stage have a layer less each, for embedding and head"
+    _add(group, "--embedding-slots", text, action="store_true")
 
 
 def _add_training(made: argparse.ArgumentParser) -> None:
     group, usual = made.add_argument_group("training"), TrainingConfig()
-    _number(group, "--steps", usual.steps, "steps of the whole run")
-    _number(group, "--batch", usual.batch, "sequences of a step, over all ranks")
-    _number(group, "--accumulate", usual.accumulate, "micro-batches that a rank's part is cut into")
-    _choice(
-        group,
-        "--recompute",
-        RECOMPUTE,
-        usual.recompute,
-        "what backward computes again, to save memory: selective attention's core, full each layer",
-    )
-    _number(group, "--lr", usual.learning_rate, "highest learning rate")
-    _number(group, "--warmup", usual.warmup, "steps until it is reached")
-    _number(group, "--seed", usual.seed, "of the first weights and of dropout")
-    group.add_argument(
-        "--bf16",
-        action="store_true",
-        help="matrix products in bfloat16; with other axes the model, with masters in float32",
-    )
+    _add(group, "--steps", "steps of the whole run", usual.steps)
+    _add(group, "--batch", "sequences of a step, over all ranks", usual.batch)
+    _add(group, "--accumulate", "micro-batches that a rank's part is cut into", usual.accumulate)
+    text = "what backward computes again, to save memory: selective attention's core, full each "
+    _add(group, "--recompute", text + "layer", usual.recompute, choices=RECOMPUTE)
+    _add(group, "--lr", "highest learning rate", usual.learning_rate, dest="learning_rate")
+    _add(group, "--warmup", "steps until it is reached", usual.warmup)
+    _add(group, "--seed", "of the first weights and of dropout", usual.seed)
+    text = "matrix products in bfloat16; with other axes the model, with masters in float32"
+    _add(group, "--bf16", text, action="store_true")
 
 
 def _add_gpt(made: argparse.ArgumentParser) -> None:
     group, usual = made.add_argument_group("model"), GPTConfig()
-    _number(group, "--layers", usual.layers, "layers of the model")
-    _number(group, "--hidden", usual.hidden, "numbers that stand for a token between layers")
-    _number(group, "--heads", usual.heads, "attention heads")
-    _number(group, "--seq", usual.seq, "bytes of a sequence")
-    _number(group, "--experts", usual.experts, "experts of each layer; 0: one MLP")
-    _number(group, "--dropout", usual.dropout, "share of activations that are left out at random")
-    _choice(group, "--style", STYLES, usual.style, "kind of the model")
-    group.add_argument(
-        "--untied", dest="tied", action="store_false", help="the head has its own matrix"
-    )
+    _add(group, "--layers", "layers of the model", usual.layers)
+    _add(group, "--hidden", "numbers that stand for a token between layers", usual.hidden)
+    _add(group, "--heads", "attention heads", usual.heads)
+    _add(group, "--seq", "bytes of a sequence", usual.seq)
+    _add(group, "--experts", "experts of each layer; 0: one MLP", usual.experts)
+    _add(group, "--dropout", "share of activations that are left out at random", usual.dropout)
+    _add(group, "--style", "kind of the model", usual.style, choices=STYLES)
+    _add(group, "--untied", "the head has its own matrix", dest="tied", action="store_false")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from manyranks.parallel import boxes, saving
 from manyranks.parallel.boxes import Box
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.pipeline.split import Stage
 from manyranks.parallel.precision import MasterOptimizer, make_states
 from manyranks.parallel.shard import local
@@ -33,7 +34,6 @@ except ImportError:  # Windows, where nothing keeps two runs out of one folder
     fcntl = None
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-Group = dist.ProcessGroup | None
 
 
 class Checkpoints:
@@ -59,7 +59,9 @@ class Checkpoints:
         self._lock = _lock(self.folder) if self._saver.rank == 0 else None
         try:
             if self._lock is not None:
-                _remove_unfinished(self.folder)  # before any rank of this run writes
+                # What runs before were writing when they died: before any rank of this run writes.
+                for file in self.folder.glob(f"step-*/*{saving.UNFINISHED}"):
+                    file.unlink(missing_ok=True)
             free = _all(self._saver.rank != 0 or self._lock is not None, group)
         except BaseException:  # an interrupt, say, after which the process goes on
             self._unlock()
@@ -217,12 +219,6 @@ def _lock(folder: Path) -> IO | None:
             stacklevel=3,
         )
     return opened
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Removes what runs before were writing when they died."""
-    for file in folder.glob(f"step-*/*{saving.UNFINISHED}"):
-        file.unlink(missing_ok=True)
 
 
 def _all(own: bool, group: Group) -> bool:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyranks.parallel import sharded, sharding
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.context import ContextParallel
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.expert import ExpertParallel
@@ -26,7 +27,6 @@ from manyranks.training import gpt
 from manyranks.training.config import TrainingConfig
 
 Wrapper = Callable[..., nn.Module]
-Group = dist.ProcessGroup | None
 Pairs = list[tuple[Tensor, "Kind"]]
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.mesh import Here
 from manyranks.theory import failures
@@ -30,7 +31,6 @@ from manyranks.training.utilization import Utilization, peak_of_ranks
 
 _LOWEST = 0.1  # of the learning rate, at the end
 _FIRST_SAVE = 10  # steps until it, where the run finds out itself how often to save
-Group = dist.ProcessGroup | None
 
 
 class Result(NamedTuple):
@@ -66,7 +66,7 @@ class Trainer:
         gpt: GPTConfig,
         training: TrainingConfig,
         wrapper: Wrapper = OverlappedDataParallel,
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         dtype: torch.dtype | None = None,
     ):
         if gpt.vocab < corpus.VOCAB:
@@ -345,7 +345,7 @@ def learning_rate(step: int, training: TrainingConfig) -> float:
     return training.learning_rate * (_LOWEST + (1 - _LOWEST) * cosine)
 
 
-def _place(group: dist.ProcessGroup | None) -> tuple[int, int, torch.device]:
+def _place(group: Group) -> tuple[int, int, torch.device]:
     """This process's rank, the number of ranks, and where its tensors live."""
     if not dist.is_initialized():
         return 0, 1, torch.device("cpu")

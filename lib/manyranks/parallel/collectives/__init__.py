@@ -28,52 +28,6 @@ naive: the root does everything; tree: whoever has it helps; ring: everyone talk
 neighbor; pairs: partners exchange.
 """
 
-from manyranks.parallel.collectives.naive import (
-    naive_all_reduce,
-    naive_broadcast,
-    naive_gather,
-    naive_reduce,
-    naive_scatter,
-)
-from manyranks.parallel.collectives.pairs import (
-    halving_doubling_all_reduce,
-    pairwise_all_to_all,
-    recursive_doubling_all_reduce,
-)
-from manyranks.parallel.collectives.ring import (
-    hierarchical_all_reduce,
-    ring_all_gather,
-    ring_all_reduce,
-    ring_broadcast,
-    ring_reduce,
-    ring_reduce_scatter,
-)
-from manyranks.parallel.collectives.tree import (
-    tree_all_reduce,
-    tree_broadcast,
-    tree_gather,
-    tree_reduce,
-    tree_scatter,
-)
+from manyranks import lazy
 
-__all__ = [
-    "halving_doubling_all_reduce",
-    "hierarchical_all_reduce",
-    "naive_all_reduce",
-    "naive_broadcast",
-    "naive_gather",
-    "naive_reduce",
-    "naive_scatter",
-    "pairwise_all_to_all",
-    "recursive_doubling_all_reduce",
-    "ring_all_gather",
-    "ring_all_reduce",
-    "ring_broadcast",
-    "ring_reduce",
-    "ring_reduce_scatter",
-    "tree_all_reduce",
-    "tree_broadcast",
-    "tree_gather",
-    "tree_reduce",
-    "tree_scatter",
-]
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

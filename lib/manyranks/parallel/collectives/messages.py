@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+Group = dist.ProcessGroup | None
+
 
 class Members(NamedTuple):
     """The ranks that take part, in order.
@@ -20,7 +22,7 @@ class Members(NamedTuple):
     few of the ranks only.
     """
 
-    group: dist.ProcessGroup | None
+    group: Group
     ranks: Sequence[int]
     place: int
 
@@ -32,13 +34,6 @@ class Members(NamedTuple):
     def send(self, tensor: Tensor, to: int) -> None:
         """Sends to the member at a place; returns when it has been taken."""
         dist.send(tensor, group=self.group, group_dst=self.ranks[to])
-
-    def start_to_send(self, tensor: Tensor, to: int) -> dist.Work:
-        """Sends as send does, but returns at once.
-
-        The tensor must stay as it is until the work was waited for.
-        """
-        return dist.isend(tensor, group=self.group, group_dst=self.ranks[to])
 
     def receive(self, tensor: Tensor, source: int) -> Tensor:
         """Fills the tensor with what the member at a place sends, and returns it."""
@@ -75,7 +70,7 @@ def wait(works: Sequence[dist.Work]) -> None:
         work.wait()
 
 
-def members(group: dist.ProcessGroup | None, root: int = 0) -> Members:
+def members(group: Group, root: int = 0) -> Members:
     """Returns everyone in the group.
 
     Raises ValueError where this rank is not in it, or the root is none of its ranks.

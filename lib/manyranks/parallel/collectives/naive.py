@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from manyranks.parallel.collectives.messages import in_place, members, row_of, shard_row
+from manyranks.parallel.collectives.messages import (
+    Group,
+    in_place,
+    members,
+    row_of,
+    shard_row,
+)
 
 
-def naive_broadcast(
-    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def naive_broadcast(x: Tensor, root: int = 0, group: Group = None) -> Tensor:
     """Every rank's x becomes the root's, in place.
 
     The root sends the whole tensor n − 1 times. Returns x.
@@ -27,9 +30,7 @@ def naive_broadcast(
     return x
 
 
-def naive_reduce(
-    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def naive_reduce(x: Tensor, root: int = 0, group: Group = None) -> Tensor:
     """The root's x becomes the sum of all ranks', in place; the others' stay. Returns x.
 
     Raises ValueError for a root outside the group.
@@ -45,9 +46,7 @@ def naive_reduce(
     return x
 
 
-def naive_all_reduce(
-    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def naive_all_reduce(x: Tensor, root: int = 0, group: Group = None) -> Tensor:
     """Every rank's x becomes the sum of all, in place.
 
     A naive reduce to the root, a naive broadcast from it. Returns x.
@@ -56,9 +55,7 @@ def naive_all_reduce(
     return naive_broadcast(naive_reduce(x, root, group), root, group)
 
 
-def naive_scatter(
-    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def naive_scatter(x: Tensor, root: int = 0, group: Group = None) -> Tensor:
     """The root hands each rank its chunk of x. Returns this rank's shard, flat.
 
     From the other ranks' x it takes only size, dtype and device.
@@ -76,7 +73,7 @@ def naive_scatter(
 def naive_gather(
     shard: Tensor,
     root: int = 0,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     elements: int | None = None,
 ) -> Tensor | None:
     """The root collects every rank's shard.

@@ -128,8 +128,8 @@ def ring_broadcast(
             if everyone.place != root:
                 everyone.receive(part, before)
             if after != root:
-                # It leaves while the next one comes.
-                sends.append(everyone.start_to_send(part, after))
+                # It leaves while the next one comes, and stays as it is until the end.
+                sends.append(dist.isend(part, group=group, group_dst=after))
         wait(sends)
     return x
 

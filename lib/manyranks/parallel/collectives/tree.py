@@ -10,10 +10,10 @@ MPICH", IJHPCA 19(1), 2005.
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.parallel.collectives.messages import (
+    Group,
     Members,
     chunk_sizes,
     in_place,
@@ -23,9 +23,7 @@ from manyranks.parallel.collectives.messages import (
 )
 
 
-def tree_broadcast(
-    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def tree_broadcast(x: Tensor, root: int = 0, group: Group = None) -> Tensor:
     """Every rank's x becomes the root's, in place.
 
     Each round doubles the ranks that have it. Returns x.
@@ -41,7 +39,7 @@ def tree_broadcast(
     return x
 
 
-def tree_reduce(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
+def tree_reduce(x: Tensor, root: int = 0, group: Group = None) -> Tensor:
     """The root's x becomes the sum of all ranks', in place; the others' stay.
 
     A broadcast backwards, adding. Returns x.
@@ -59,9 +57,7 @@ def tree_reduce(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
     return x
 
 
-def tree_all_reduce(
-    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def tree_all_reduce(x: Tensor, root: int = 0, group: Group = None) -> Tensor:
     """Every rank's x becomes the sum of all, in place.
 
     A tree reduce to the root, a tree broadcast from it. Returns x.
@@ -70,9 +66,7 @@ def tree_all_reduce(
     return tree_broadcast(tree_reduce(x, root, group), root, group)
 
 
-def tree_scatter(
-    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def tree_scatter(x: Tensor, root: int = 0, group: Group = None) -> Tensor:
     """Each rank that holds chunks hands on the further half of them.
 
     Returns this rank's shard, flat.
@@ -98,7 +92,7 @@ def tree_scatter(
 def tree_gather(
     shard: Tensor,
     root: int = 0,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     elements: int | None = None,
 ) -> Tensor | None:
     """A scatter backwards.
@@ -122,7 +116,7 @@ def tree_gather(
     return torch.cat(held).roll(before_root) if v == 0 else None
 
 
-def _tree(group: dist.ProcessGroup | None, root: int) -> tuple[Members, int, int]:
+def _tree(group: Group, root: int) -> tuple[Members, int, int]:
     """Everyone in the order root, root + 1, …; how many they are; this rank's v."""
     everyone = members(group, root)
     n = len(everyone.ranks)

@@ -81,14 +81,10 @@ def all_gather_attention(
 
 
 class Gathered(NamedTuple):
-    """All ranks' keys come at once.
-
-    group: the N ranks
-    keys: where each rank's keys stand in the sequence
-    """
+    """All ranks' keys come at once."""
 
     group: Group
-    keys: list[Keys]
+    keys: list[Keys]  # where each rank's stand in the sequence
 
     def visits(self, k_BGSD: Tensor, v_BGSD: Tensor) -> Iterator[tuple[Keys, Tensor]]:
         own = torch.stack((k_BGSD, v_BGSD)).contiguous()
@@ -104,11 +100,7 @@ class Gathered(NamedTuple):
 
 
 class Scattered:
-    """Gradients of all ranks' keys, which go home at once.
-
-    group: the ranks
-    n: how many they are
-    """
+    """Gradients of the keys of a group's n ranks, which go home at once."""
 
     def __init__(self, group: Group, n: int):
         self.group, self.n, self.visited = group, n, 0

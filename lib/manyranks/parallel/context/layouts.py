@@ -126,39 +126,26 @@ def check(layout: str, seq: int, n: int, sharing: int = 1) -> None:
 
 
 class Keys(NamedTuple):
-    """The places of keys.
-
-    places_T: their places in the whole sequence
-    tiles: for each tile its slice of T, and its places' range
-    """
+    """The places of keys in the whole sequence."""
 
     places_T: Tensor
-    tiles: list[tuple[slice, Range]]
+    tiles: list[tuple[slice, Range]]  # for each its slice of T, and its places' range
 
 
 class Queries(NamedTuple):
-    """The keys that queries see.
-
-    first_BS, last_BS: the places of the first and of the last key that each sees
-    tiles: for each tile its slice of S, and the ranges of first and of last
-    """
+    """The places of the first and of the last key that each query sees."""
 
     first_BS: Tensor
     last_BS: Tensor
-    tiles: list[tuple[slice, Range, Range]]
+    tiles: list[tuple[slice, Range, Range]]  # for each its slice of S, and both ranges
 
 
 class Seen(NamedTuple):
-    """A tile of keys that a tile of queries sees, at least in part.
+    """A tile of keys that a tile of queries sees, at least in part."""
 
-    columns: its slice of T
-    before_first: whether some of its keys are too early for some of the queries
-    beyond_last: whether some are too late
-    """
-
-    columns: slice
-    before_first: bool
-    beyond_last: bool
+    columns: slice  # of T
+    before_first: bool  # some of its keys are too early for some of the queries
+    beyond_last: bool  # some are too late
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,11 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyranks.parallel.collectives.messages import Members, members, wait
+from manyranks.parallel.collectives.messages import Group, Members, members, wait
 from manyranks.parallel.context.checks import fitting, not_autocast, zeros_like
 from manyranks.parallel.context.layouts import Keys, Mask, Queries, hidden, pairs
-
-Group = dist.ProcessGroup | None
 
 
 def ring_attention(

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyranks.parallel.collectives.messages import Members, members
+from manyranks.parallel.collectives.messages import Group, Members, members
 from manyranks.parallel.context.checks import zeros_like
 
 CHUNK = 64  # tokens
@@ -38,7 +38,7 @@ def linear_attention(
     k_BASD: Tensor,
     v_BASV: Tensor,
     log_decay_BAS: Tensor,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     chunk: int = CHUNK,
 ) -> Tensor:
     """Returns the own rows of linear attention over a sequence cut over the ranks, o_BASV.

@@ -84,7 +84,9 @@ class ExpertParallel(Accumulating):
         checks.check_routers(self._routers, self.sharers)
         replicas.check_same(module, group)
         replicas.broadcast([*module.parameters(), *module.buffers()], group)
-        self.replicas = alike or _alone()
+        self.replicas = alike or dist.new_group(
+            [dist.get_rank()], use_local_synchronization=True
+        )
         self._deal(same_tokens)
         self._counted = [group]  # whose tokens load_LE counts: the group's, and so on
         if self.sharers > 1 and not same_tokens:
@@ -246,10 +248,6 @@ def _hop(
     """Sends tokens and computes. sliced: for what several ranks cut; None where none do."""
     compute = partial(sliced, compute=compute) if sliced else compute
     return hop(x_TH, routing, compute, total, *axes)
-
-
-def _alone() -> Group:
-    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
 def _hooked(parameter: nn.Parameter, hook: Callable) -> None:

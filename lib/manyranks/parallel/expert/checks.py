@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import parts
+from manyranks.parallel.collectives.messages import Group
 
 SCORES = ("softmax", "sigmoid")
 HOPS = (("experts",), ("nodes", "inside"))
@@ -60,7 +61,7 @@ def check_factor(factor: float | None) -> None:
         raise ValueError(f"capacity={factor!r}: a factor above 0, or None to drop nothing")
 
 
-def check_mesh(mesh: DeviceMesh, group: dist.ProcessGroup | None) -> None:
+def check_mesh(mesh: DeviceMesh, group: Group) -> None:
     """Raises ValueError for other axes, and for ranks that aren't the group's, in order.
 
     With an axis "tensor" they may be some times as many, the group's among them.

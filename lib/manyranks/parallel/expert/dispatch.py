@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.expert.checks import check_choices
 from manyranks.parallel.parts import Conjugate, autocast
 
 Compute = Callable[
     [Tensor, Sequence[int]], Tensor
 ]  # rows sorted by expert, and their counts
-Group = dist.ProcessGroup | None
 
 
 class Routing(NamedTuple):
@@ -126,19 +126,13 @@ def copies(x_TH: Tensor, routing: Routing, order_R: Tensor) -> Tensor:
 
 
 class Dispatch(NamedTuple):
-    """The plan of where rows go.
+    """The plan of where rows go."""
 
-    order_R: the copies as they leave: by expert, and so by rank
-    sent, received: rows to and from each rank
-    sorted_R: rows that came, by own expert; they come by rank
-    counts: rows of each own expert
-    """
-
-    order_R: Tensor
-    sent: list[int]
-    received: list[int]
-    sorted_R: Tensor
-    counts: list[int]
+    order_R: Tensor  # the copies as they leave: by expert, and so by rank
+    sent: list[int]  # rows to each rank
+    received: list[int]  # and from each
+    sorted_R: Tensor  # rows that came, by own expert; they come by rank
+    counts: list[int]  # rows of each own expert
 
 
 def planned(experts_TK: Tensor, experts: int, group: Group = None) -> Dispatch:

@@ -20,6 +20,7 @@ from manyranks.parallel.expert.checks import (
     check_router,
 )
 from manyranks.parallel.expert.dispatch import Group, Routing, choose
+from manyranks.parallel.partition import in_backward
 
 _TINY = 1e-20
 
@@ -103,18 +104,13 @@ class Router(nn.Module):
 
     def _count(self, experts_TK: Tensor, probabilities_TE: Tensor) -> None:
         counts_E = experts_TK.flatten().bincount(minlength=len(self.weight))
-        if self.training and not _in_backward():
+        if self.training and not in_backward():  # where a checkpoint computes again
             self.counts_E += counts_E
         if self.auxiliary:
             if self.ranks > 1:
                 dist.all_reduce(counts_E, group=self.group)
             loss = auxiliary_loss(probabilities_TE, counts_E, self.top_k, self.ranks)
             self.loss = self.auxiliary * loss
-
-
-def _in_backward() -> bool:
-    """A checkpointed layer computes again what is counted already."""
-    return torch._C._current_graph_task_id() != -1
 
 
 # Capacity: the most copies that an expert takes of one rank's tokens

@@ -181,14 +181,10 @@ def carried_out(whole: Program, costs: Costs) -> list[Span]:
     rank, n = dist.get_rank(), dist.get_world_size()
     if n != len(whole.ranks):
         raise ValueError(f"a Program of {len(whole.ranks)} ranks on {n}: start as many")
-    everyone = chain.from_iterable(whole.ranks)
-    kinds = dict.fromkeys(i.group for i in everyone if isinstance(i, Collective))
+    all_ = list(chain.from_iterable(whole.ranks))
+    kinds = dict.fromkeys(one.group for one in all_ if isinstance(one, Collective))
     groups = {ranks: dist.new_group(ranks) for ranks in kinds}
-    tags = {
-        i.tag: k
-        for k, i in enumerate(chain.from_iterable(whole.ranks))
-        if type(i) in (Send, Recv)
-    }
+    tags = {one.tag: k for k, one in enumerate(all_) if type(one) in (Send, Recv)}
     dist.barrier()
     return _Rank(rank, costs, groups, tags).run(whole.ranks[rank])
 
@@ -221,39 +217,29 @@ class _Rank:
     def _start(self, one: Collective | Send | Recv) -> None:
         self._finish(one.handle)  # whoever issues a handle again has no use for the old one
         if isinstance(one, Collective):
-            n, group = len(one.group), self.groups[one.group]
-            now = torch.full((n,), time.perf_counter(), dtype=torch.float64, device="cpu")
-            came = torch.empty_like(now)
-            work = dist.all_to_all_single(came, now, group=group, async_op=True)
-            seconds = self.costs.collective(one.op, one.bytes, one.group).seconds
-            self.under_way[one.handle] = (
-                one.name or one.op,
-                one.group,
-                work,
-                came,
-                seconds,
-            )
+            now = _stamps(len(one.group), time.perf_counter())
+            stamps, group = torch.empty_like(now), self.groups[one.group]
+            work = dist.all_to_all_single(stamps, now, group=group, async_op=True)
+            cost = self.costs.collective(one.op, one.bytes, one.group)
+            what = one.name or one.op, one.group
         elif isinstance(one, Send):
-            seconds = self.costs.message(self.rank, one.to, one.bytes).seconds
+            cost = self.costs.message(self.rank, one.to, one.bytes)
             started = max(time.perf_counter(), self.ends.get(one.to, 0.0))
-            self.ends[one.to] = started + seconds
-            stamp = torch.tensor([started], dtype=torch.float64, device="cpu")
-            work = dist.isend(stamp, one.to, tag=self.tags[one.tag])
-            self.under_way[one.handle] = (f"to {one.to}", None, work, stamp, seconds)
+            self.ends[one.to] = started + cost.seconds
+            stamps, what = _stamps(1, started), (f"to {one.to}", None)
+            work = dist.isend(stamps, one.to, tag=self.tags[one.tag])
         else:
-            seconds = self.costs.message(one.source, self.rank, one.bytes).seconds
-            stamp = torch.empty(1, dtype=torch.float64, device="cpu")
-            work = dist.irecv(stamp, one.source, tag=self.tags[one.tag])
-            self.under_way[one.handle] = (f"from {one.source}", None, work, stamp, seconds)
+            cost = self.costs.message(one.source, self.rank, one.bytes)
+            stamps, what = _stamps(1, 0.0), (f"from {one.source}", None)
+            work = dist.irecv(stamps, one.source, tag=self.tags[one.tag])
+        self.under_way[one.handle] = *what, work, stamps, cost.seconds
 
     def _finish(self, handle: Hashable) -> None:
         if handle not in self.under_way:
             return
         name, group, work, stamps, seconds = self.under_way.pop(handle)
         work.wait()
-        started = (
-            max(*stamps.tolist(), self.ends.get(group, 0.0)) if group else stamps.item()
-        )
+        started = max(*stamps.tolist(), self.ends.get(group, 0.0))
         if group:
             self.ends[group] = started + seconds
         _until(started + seconds)
@@ -265,3 +251,7 @@ class _Rank:
 
 def _until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.perf_counter()))
+
+
+def _stamps(count: int, moment: float) -> torch.Tensor:
+    return torch.full((count,), moment, dtype=torch.float64, device="cpu")

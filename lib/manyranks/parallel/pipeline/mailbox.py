@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.pipeline.program import Times, program
 from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
@@ -65,7 +66,7 @@ class Routes:
     specs: of the messages that were sent or received before: each is said once.
     """
 
-    def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None):
+    def __init__(self, schedule: Schedule, group: Group):
         self.group, self.rank = group, dist.get_rank(group)
         self.schedule = schedule
         self.made: dict[Action, int] = {}
@@ -174,7 +175,11 @@ class Mailbox:
             return
         spec = Spec.of(tensor)
         if (known := self._routes.specs.get(message, spec)) != spec:
-            raise _changed(message, known, spec)
+            raise ValueError(
+                f"what {message} uses is {_words(spec)}, and was {_words(known)} in the "
+                "first step, when the ranks told each other: give batches of one shape, or "
+                "make another Pipeline for this"
+            )
         self._leaving[message] = tensor.contiguous()
 
     def expect_gradient(self, stage: int, microbatch: int, output: Tensor) -> None:
@@ -240,14 +245,6 @@ def _encoded(spec: Spec, device: torch.device) -> Tensor:
         )
     sizes = [*shape, *[0] * (_DIMS - len(shape))]
     return torch.tensor([_TYPES.index(dtype), len(shape), *sizes], device=device)
-
-
-def _changed(message: Action, was: Spec, now: Spec) -> ValueError:
-    return ValueError(
-        f"what {message} uses is {_words(now)}, and was {_words(was)} in the first step, "
-        "when the ranks told each other: give batches of one shape, or make another "
-        "Pipeline for this"
-    )
 
 
 def _words(spec: Spec) -> str:

@@ -10,7 +10,7 @@ what it uses from its mailbox, computes, and sends what another stage uses.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
 from manyranks.parallel.pipeline.program import Pace, Times
 from manyranks.parallel.pipeline.schedules import (
@@ -76,14 +77,13 @@ class Pipeline:
         self,
         stages: Mapping[int, nn.Module],
         schedule: Schedule,
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         loss: Loss | None = None,
         pace: Callable[[Action | Pair], AbstractContextManager] | None = None,
         ties: bool = True,
     ):
         verify(schedule)
-        _check_ranks(schedule, dist.get_world_size(group))
-        _check_stages(stages, schedule, dist.get_rank(group))
+        _check_stages(stages, schedule, group)
         if loss is None and schedule.stages - 1 in stages:
             raise ValueError("this rank has the last stage: give it a loss")
         self.stages, self.schedule, self.loss = dict(stages), schedule, loss
@@ -193,14 +193,12 @@ class _Step:
         self.losses: dict[int, Tensor] = {}
         self.mail = Mailbox(self._routes, _device(self._stages))
 
-    def run(self, items: Iterable[Action | Pair]) -> None:
+    def run(self, items: Sequence[Action | Pair]) -> None:
         """Works through the rank's items, with the messages that come between them."""
-        done = 0
-        for item in items:
-            self.mail.post(done)
+        for place, item in enumerate(items):
+            self.mail.post(place)
             self.do(item)
-            done += 1
-        self.mail.post(done)
+        self.mail.post(len(items))
         self.mail.close()
 
     def do(self, item: Action | Pair) -> None:
@@ -233,7 +231,9 @@ class _Step:
             if kind == FORWARD:
                 return self._forward(s, k, used)
             if kind == WEIGHT:
-                return self._weight_gradients(s, k)
+                if (split := self._halves.pop((s, k), None)) is not None:
+                    split.weight_gradients()
+                return None
             return self._backward(s, k, used, whole=kind == BACKWARD)
 
     def _accumulating(self, action: Action) -> AbstractContextManager:
@@ -285,10 +285,6 @@ class _Step:
             self._halves[s, k] = split
         return torch.zeros_like(x) if found is None and s > 0 else found
 
-    def _weight_gradients(self, s: int, k: int) -> None:
-        if (split := self._halves.pop((s, k), None)) is not None:
-            split.weight_gradients()
-
 
 def _microbatches(name: str, batch: Tensor | None, m: int) -> list[Tensor]:
     """m parts of the batch, whose sizes differ by one at most."""
@@ -315,17 +311,7 @@ def _device(stages: Mapping[int, nn.Module]) -> torch.device:
     return next((p.device for p in tensors), torch.device("cpu"))
 
 
-def _check_ranks(schedule: Schedule, size: int) -> None:
-    if len(schedule.ranks) != size:
-        raise ValueError(
-            f"{schedule.name} is for {len(schedule.ranks)} ranks and the group has {size}: "
-            f"make the schedule for p={size}, or give a group of {len(schedule.ranks)}"
-        )
-
-
-def _check_agreed(
-    schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device
-) -> None:
+def _check_agreed(schedule: Schedule, group: Group, device: torch.device) -> None:
     """All ranks work out the order of messages for themselves: from the same schedule."""
     told = hashlib.sha256(repr(schedule).encode()).digest()
     mine = torch.tensor(list(told[:8]), dtype=torch.uint8, device=device)
@@ -338,7 +324,15 @@ def _check_agreed(
         )
 
 
-def _check_stages(stages: Mapping[int, nn.Module], schedule: Schedule, rank: int) -> None:
+def _check_stages(
+    stages: Mapping[int, nn.Module], schedule: Schedule, group: Group
+) -> None:
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    if len(schedule.ranks) != size:
+        raise ValueError(
+            f"{schedule.name} is for {len(schedule.ranks)} ranks and the group has {size}: "
+            f"make the schedule for p={size}, or give a group of {len(schedule.ranks)}"
+        )
     if sorted(stages) != (own := schedule.stages_of(rank)):
         raise ValueError(
             f"stages {sorted(stages)} given to rank {rank}: {schedule.name} places {own} "

@@ -21,10 +21,9 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel.collectives.messages import members, wait
+from manyranks.parallel.collectives.messages import Group, members, wait
 from manyranks.parallel.pipeline.schedules import Schedule
 from manyranks.parallel.shard import local
 
@@ -182,7 +181,7 @@ class Tied:
         self,
         stages: Mapping[int, nn.Module],
         schedule: Schedule,
-        group: dist.ProcessGroup | None,
+        group: Group,
     ):
         copies = [
             Shared(parameter, (s,))

@@ -12,56 +12,6 @@
 Source: "Megatron-LM", arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 """
 
-from manyranks.parallel.tensor.apply import (
-    TensorParallel,
-    draw_own_masks,
-    own_randomness,
-    parallelize,
-)
-from manyranks.parallel.tensor.cuts import (
-    Column,
-    Masks,
-    Positions,
-    Row,
-    Style,
-    Vocabulary,
-)
-from manyranks.parallel.tensor.families import parallelize_transformers
-from manyranks.parallel.tensor.layers import (
-    ColumnParallelLinear,
-    How,
-    RowParallelLinear,
-    column_parallel,
-    copy_in,
-    gather_in,
-    reduce_out,
-    reduce_scatter_out,
-)
-from manyranks.parallel.tensor.vocabulary import (
-    VocabParallelEmbedding,
-    vocab_parallel_cross_entropy,
-)
+from manyranks import lazy
 
-__all__ = [
-    "Column",
-    "ColumnParallelLinear",
-    "How",
-    "Masks",
-    "Positions",
-    "Row",
-    "RowParallelLinear",
-    "Style",
-    "TensorParallel",
-    "VocabParallelEmbedding",
-    "Vocabulary",
-    "column_parallel",
-    "copy_in",
-    "draw_own_masks",
-    "gather_in",
-    "own_randomness",
-    "parallelize",
-    "parallelize_transformers",
-    "reduce_out",
-    "reduce_scatter_out",
-    "vocab_parallel_cross_entropy",
-]
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

@@ -393,15 +393,13 @@ def _own_positions(group: Group):
 
 def _copies(cuts: dict[str, Cut], group: Group) -> dict[tuple[int, ...], Group]:
     """Makes groups by places: this rank and others with the same part of a parameter."""
-    wanted = dict.fromkeys(cut.copies for cut in cuts.values() if len(cut.copies) > 1)
-    return {places: _at(places, group) for places in wanted}
-
-
-def _at(places: tuple[int, ...], group: Group) -> Group:
-    if len(places) == size(group):
-        return group
-    ranks = [dist.get_global_rank(group or dist.group.WORLD, place) for place in places]
-    return dist.new_group(ranks, use_local_synchronization=True)
+    found: dict[tuple[int, ...], Group] = {}
+    for places in dict.fromkeys(cut.copies for cut in cuts.values() if len(cut.copies) > 1):
+        ranks = [dist.get_global_rank(group or dist.group.WORLD, r) for r in places]
+        found[places] = group
+        if len(places) < size(group):
+            found[places] = dist.new_group(ranks, use_local_synchronization=True)
+    return found
 
 
 # Dropout: where every rank has the same activations, all must drop the same of them. Where

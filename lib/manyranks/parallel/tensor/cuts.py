@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-Group = dist.ProcessGroup | None
+from manyranks.parallel.collectives.messages import Group
+
 Span = tuple[int, int]
 
 

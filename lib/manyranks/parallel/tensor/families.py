@@ -221,14 +221,11 @@ def _why_not(model: nn.Module, table: dict[str, Style]) -> str:
         return "transformers makes the mask of a window for a rank's own tokens only"
     if config._attn_implementation != "sdpa":
         return f"the attention is {config._attn_implementation!r}, not 'sdpa'"
-    if not any(isinstance(table.get(name), Vocabulary) for name in _embeddings(model)):
+    own = model.get_input_embeddings()
+    names = [name for name, module in model.named_modules() if module is own]
+    if not any(isinstance(table.get(name), Vocabulary) for name in names):
         return "the embedding is scaled or has a padding row, so that it stays whole"
     return ""
-
-
-def _embeddings(model: nn.Module) -> list[str]:
-    own = model.get_input_embeddings()
-    return [name for name, module in model.named_modules() if module is own]
 
 
 def _gathers(group: Group):
@@ -255,12 +252,8 @@ def _whole(group: Group):
     def hook(module: nn.Module, inputs: tuple, named: dict[str, Any]) -> tuple[tuple, dict]:
         x_BsH, positions_Bs = (*inputs, named.get("position_ids"))[:2]
         if positions_Bs.shape[1] == x_BsH.shape[1]:  # nobody gave all tokens' positions
-            positions_Bs = _counted(positions_Bs, size(group))
+            tokens = size(group) * positions_Bs.shape[1]
+            positions_Bs = torch.arange(tokens, device=positions_Bs.device)[None]
         return (x_BsH,), {"position_ids": positions_Bs}
 
     return hook
-
-
-def _counted(positions_Bs: Tensor, t: int) -> Tensor:
-    tokens = t * positions_Bs.shape[1]
-    return torch.arange(tokens, device=positions_Bs.device)[None]
