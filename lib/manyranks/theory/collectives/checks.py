@@ -47,8 +47,5 @@ def _check_node(n: int, node: int | None) -> None:
     if node is None:
         raise ValueError(f"node=None: algorithm='hierarchical' needs the ranks of a node, a divisor of n={n}")
     if node < 1 or n % node:
-        raise ValueError(f"node={node}: ranks of a node must divide n={n}; allowed are {_divisors(n)}")
-
-
-def _divisors(n: int) -> str:
-    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+        allowed = ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+        raise ValueError(f"node={node}: ranks of a node must divide n={n}; allowed are {allowed}")

@@ -124,8 +124,7 @@ def _tensor_at_a_time(n: int) -> Path:
 
 
 def _tree(n: int) -> Path:
-    levels = (n - 1).bit_length()
-    return Path(levels, levels)
+    return Path((n - 1).bit_length(), (n - 1).bit_length())
 
 
 def _halves(n: int) -> Path:
@@ -201,20 +200,8 @@ def least_bytes(op: str, bytes: float, n: int) -> float:
     return bytes / n if op == "gather" else bus_bandwidth(op, bytes, 1.0, n)
 
 
-def _all_but_own(n: int) -> float:
-    return (n - 1) / n
-
-
-_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": _all_but_own,
-    "all_gather": _all_but_own,
-    "reduce": lambda n: 1.0,
-    "broadcast": lambda n: 1.0,
-    "scatter": _all_but_own,
-    "gather": _all_but_own,
-    "all_to_all": _all_but_own,
-}
+_FACTORS: dict[str, Callable[[int], float]] = {op: lambda n: (n - 1) / n for op in _PATHS}  # all but its own
+_FACTORS |= {"all_reduce": lambda n: 2 * (n - 1) / n, "reduce": lambda n: 1.0, "broadcast": lambda n: 1.0}
 
 
 class Leg(NamedTuple):
