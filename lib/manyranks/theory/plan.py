@@ -63,11 +63,11 @@ RECIPES = {
 }
 
 
-class Layout(namedtuple("Layout", "tp pp ep expert_tp stages schedule embedding_slots")):
-    """The part of a plan that decides which parameters a rank holds: plans that agree in it hold the same.
+# The parts of a plan that caches have as keys. Their fields are Plan's.
 
-    Its fields are Plan's.
-    """
+
+class Layout(namedtuple("Layout", "tp pp ep expert_tp stages schedule embedding_slots")):
+    """The part of a plan that decides which parameters a rank holds: plans that agree in it hold the same."""
 
     __slots__ = ()
 
@@ -76,15 +76,6 @@ class OneRank:
     """The numbers of one rank and one micro-batch, which a Plan and a Local give."""
 
     __slots__ = ()
-
-    seq: int
-    microbatch: int
-    cp: int
-    tp: int
-    expert_tp: int
-    sequence_parallel: bool
-    precision: str
-    stack: str
 
     @property
     def rank_tokens(self) -> int:
@@ -110,28 +101,10 @@ class OneRank:
         return STACKS[self.stack]
 
 
-class _Local(NamedTuple):
-    """Local's fields, which are Plan's."""
-
-    cp: int
-    tp: int
-    ep: int
-    expert_tp: int
-    seq: int
-    microbatch: int
-    sequence_parallel: bool
-    recompute: str
-    precision: str
-    overlap: bool
-    overlap_tensor: bool
-    flash: bool
-    context: str
-    regather: bool
-    offload_layers: int
-    stack: str
+_LOCAL = "cp tp ep expert_tp seq microbatch sequence_parallel recompute precision overlap overlap_tensor flash context regather"
 
 
-class Local(_Local, OneRank):
+class Local(namedtuple("Local", f"{_LOCAL} offload_layers stack"), OneRank):
     """The part of a plan that decides a layer's time and activations on one rank, whatever other degrees are."""
 
     __slots__ = ()
