@@ -199,7 +199,7 @@ def test_a_simulated_pipeline_agrees_with_the_closed_form(layers, p, m):
         costs.append(
             (
                 count * works(layer.forward(shape, plan, False)) + works(head),
-                works(backward) + count * works(layer.backward(shape, plan, False)),
+                works(backward) + count * works(layer.work(shape, plan, "dense").backward),
             )
         )
     simulated = replay(one_f_one_b(p, m, costs, 2 * 2048 * 4096), replay_costs.ClusterCosts(H100)).makespan

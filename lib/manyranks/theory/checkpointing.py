@@ -247,8 +247,3 @@ def statistics(shape: ModelShape, plan: Plan, itemsize: int = 4) -> int:
     numbers = {"layernorm": 2, "rmsnorm": 1}.get(shape.norm, 0)
     split = plan.tp if plan.sequence_parallel else 1
     return numbers * itemsize * shape.norms_per_layer * plan.microbatch * plan.seq // (plan.cp * split)
-
-
-def extra_share(shape: ModelShape, seq: int, recompute: str) -> float:
-    """FLOPs that recomputation ("selective", "full") adds, as a share of training without: 1/3 of the layers' for "full"."""
-    return flops.hardware_per_token(shape, seq, recompute, "full") / flops.per_token(shape, seq, "full") - 1

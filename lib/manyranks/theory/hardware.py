@@ -1,12 +1,13 @@
 """Accelerators and the links between them: the numbers that decide how a model is split."""
 
 import functools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from manyranks.theory import published
-from manyranks.theory.names import Named, nearest
+from manyranks.theory.names import Named, lazily, nearest
 
 GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
 
@@ -114,10 +115,7 @@ def fit_link(name: str, sizes: Sequence[float], seconds: Sequence[float]) -> Lin
 
 def torus_bisection(dims: Sequence[int], link: float) -> float:
     """Bytes/s that cross the middle of a torus, one way: two faces, for the ring closes, with one link a chip each."""
-    chips = 1
-    for dim in dims:
-        chips *= dim
-    return 2 * chips / max(dims) * link
+    return 2 * math.prod(dims) / max(dims) * link
 
 
 def fat_tree_bisection(chips: int, nic: float) -> float:
@@ -245,10 +243,4 @@ def _links() -> Named:
     return Named("link", links)
 
 
-def __getattr__(name: str):
-    # Read from package data on first use, so that importing the theory reads no file.
-    if name == "accelerators":
-        return _accelerators()
-    if name == "links":
-        return _links()
-    raise AttributeError(f"module 'manyranks.theory.hardware' has no attribute {name!r}")
+__getattr__ = lazily(__name__, accelerators=_accelerators, links=_links)

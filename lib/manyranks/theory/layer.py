@@ -58,6 +58,7 @@ def attended_length(shape: ModelShape, seq: int, attended: float) -> float:
 class PartKernels(NamedTuple):
     """The kernels of a part of a stage.
 
+    backward: gradients of inputs and of weights, and what has to be computed again first
     weights: the kernels of forward whose backward makes a weight's gradient
     core, core_backward: the kernels of attention's core, which are also in forward and backward
     """
@@ -91,12 +92,6 @@ def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) ->
     """Kernels of one layer's forward pass. moe: whether the layer has experts; imbalance: see experts."""
     feed_forward = experts(shape, plan, imbalance) if moe else mlp(shape, plan)
     return attention(shape, plan) + feed_forward + norms(shape, plan)
-
-
-def backward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
-    """Gradients of inputs and of weights, and what has to be computed again first."""
-    kernels = forward(shape, plan, moe, imbalance)
-    return again(kernels, plan) + [gradient for kernel in kernels for gradient in gradients(kernel, plan)]
 
 
 def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:

@@ -1,7 +1,7 @@
 """Words for a name that is not known and for a number that cannot be, and how a value with many fields is written."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from difflib import get_close_matches
 
@@ -29,6 +29,17 @@ class Named(dict):
 
     def __missing__(self, name: object):
         raise UnknownName(f"{self._kind} {name!r}: {nearest(name, self)}")
+
+
+def lazily(module: str, **tables: Callable[[], Named]) -> Callable[[str], Named]:
+    """Makes a module's __getattr__: tables are read from package data on first use, and importing the theory reads no file."""
+
+    def get(name: str) -> Named:
+        if name in tables:
+            return tables[name]()
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return get
 
 
 def concise(value: object, *always: str, hide: str = "") -> str:
