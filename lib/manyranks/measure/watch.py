@@ -101,7 +101,7 @@ class Watch(Journal):
         """Notes each gradient of the model, from now on, as it is made."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._gradient(name))
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.events.append(Event("gradient", name)))
 
     def mark(self, what: str) -> None:
         """Notes that the script has come to this place."""
@@ -190,9 +190,6 @@ class Watch(Journal):
         own = _Place.of(tensor)
         read = (place for places in self._open.values() for place in places if place.storage == own.storage)
         return any(place.begins < own.ends and own.begins < place.ends for place in read)
-
-    def _gradient(self, name: str) -> None:
-        self.events.append(Event("gradient", name))
 
     def _stop_forbidden(self) -> None:
         function, place, what, hint = self._forbidden

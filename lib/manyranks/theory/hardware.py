@@ -155,6 +155,7 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         return float(row[column] or 0) * unit
 
     name, flops, fp8 = row["device"], number("bf16_dense_tflops", TFLOPS), published.value(row["fp8"])
+    new = (name, "float4") in _peaks()  # Blackwell and later have special kernels in every stack
     # A chip that nobody measured is taken to reach what the median of the measured ones does.
     reached = measured.get(row["matmul_measured_on"] or name, statistics.median(measured.values()))
     return Accelerator(
@@ -168,17 +169,12 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         _peaks().get((name, "float8"), flops * (2 if fp8 else 1)),
         reached,
         flops / float(row["flops_per_exponential"]) if row["flops_per_exponential"] else 0.0,
-        _ampere(name, flops) if fp8 else 1.0,
+        (0.0 if new else min(1.0, _AMPERE * _HOPPER / flops)) if fp8 else 1.0,
         int(row["processors"] or 0),
         _REUSE * (2 * _SHARED if fp8 else 0.5 if name.startswith("V100") else 1),
         flops_fp4=_peaks().get((name, "float4"), 0.0),
         watts=number("watts", 1),
     )
-
-
-def _ampere(name: str, flops: float) -> float:
-    """Chips with 4-bit products, Blackwell and later, have special kernels in every stack: 0."""
-    return 0.0 if (name, "float4") in _peaks() else min(1.0, _AMPERE * _HOPPER / flops)
 
 
 DTYPES = ("bfloat16", "float16", "float8", "float4", "tf32", "float32", "float64")

@@ -42,7 +42,8 @@ def from_hf_config(path: str | Path | Config) -> ModelShape:
     config = path.to_dict() if hasattr(path, "to_dict") else path
     if not isinstance(config, Mapping | str | Path):
         raise ValueError(f"path={path!r}: give a config.json's path, its folder's, or what is in it")
-    file = None if isinstance(config, Mapping) else _file(Path(path))
+    file = None if isinstance(config, Mapping) else Path(path)
+    file = file / "config.json" if file and file.is_dir() else file
     try:
         config = config if file is None else _load(file)
         family, kind = _family(config), config["model_type"]
@@ -50,10 +51,6 @@ def from_hf_config(path: str | Path | Config) -> ModelShape:
         return _shape(checked(config, keys_of(kind)), family, name or kind, f"{file or 'a configuration'}")
     except ValueError as error:
         raise ValueError(f"{file or 'the configuration'}: {error}") from None
-
-
-def _file(path: Path) -> Path:
-    return path / "config.json" if path.is_dir() else path
 
 
 def _load(path: Path) -> Config:

@@ -102,7 +102,8 @@ def of_plan(shape: ModelShape, plan: Plan, cluster: Cluster) -> Checked:
 @functools.lru_cache(maxsize=65536)
 def of_kind(kind: _Kind, without: str = "") -> Checked:
     """Returns what published runs say of steps of this kind. without: a table whose runs don't count."""
-    here = [run for run in _runs()[kind.chip, kind.sharded] if run.row.table != without and _near(run.kind.rates, kind.rates)]
+    others = [run for run in _runs().get((kind.chip, kind.sharded), []) if run.row.table != without]
+    here = [run for run in others if all(abs(a - b) <= FASTER for a, b in zip(run.kind.rates, kind.rates, strict=True))]
     if missing := _missing(kind, here):
         return Checked(0, missing)
     away = sorted((_away(kind, run.kind), place) for place, run in enumerate(here))[:CLOSEST]
@@ -123,10 +124,6 @@ def _away(kind: _Kind, run: _Kind) -> float:
     sizes = sum(abs(a - b) for a, b in zip(kind.doublings, run.doublings, strict=True))
     uses = 2 * len(kind.uses - run.uses) + len(run.uses - kind.uses)
     return sizes + uses + (kind.stack != run.stack) + (kind.recompute != run.recompute) / 2
-
-
-def _near(some: tuple[float, ...], others: tuple[float, ...]) -> bool:
-    return all(abs(a - b) <= FASTER for a, b in zip(some, others, strict=True))
 
 
 def _missing(kind: _Kind, here: list[_Known]) -> str:
@@ -172,10 +169,11 @@ def _uses(shape: ModelShape, plan: Plan) -> Iterator[str]:
 def _kind(shape: ModelShape, plan: Plan, cluster: Cluster) -> _Kind:
     tokens, chip = plan.microbatch * plan.seq / plan.cp, cluster.accelerator
     sizes = {1: (shape.hidden,), 1 / 2: (plan.seq, tokens, plan.tp, plan.pp), 1 / 4: (plan.gpus,), 1 / 10: (plan.microbatches,)}
+    generation = next((each for each, names in _GENERATIONS.items() if chip.name.startswith(names)), chip.name)
     near, far = cluster.levels[0], cluster.levels[-1]
     rates = (chip.flops * chip.matmul_fraction, chip.memory_bandwidth, near.share, far.share)
     return _Kind(
-        _generation(cluster),
+        generation,
         plan.stack,
         plan.framework.fp32_shards,
         frozenset(_uses(shape, plan)),
@@ -185,26 +183,14 @@ def _kind(shape: ModelShape, plan: Plan, cluster: Cluster) -> _Kind:
     )
 
 
-def _generation(cluster: Cluster) -> str:
-    name = cluster.accelerator.name
-    return next((chip for chip, names in _GENERATIONS.items() if name.startswith(names)), name)
-
-
 @functools.cache
 def _runs() -> dict[tuple[str, bool], list[_Known]]:
     """Sorts runs by generation of chips, and whether FSDP ran them."""
-    found: dict[tuple[str, bool], list[_Known]] = _Lists()
+    found: dict[tuple[str, bool], list[_Known]] = {}
     for row in steps.rows():
         kind = _kind(row.shape, row.plan, row.cluster)
-        found[kind.chip, kind.sharded] = [*found[kind.chip, kind.sharded], _Known(kind, row)]
+        found.setdefault((kind.chip, kind.sharded), []).append(_Known(kind, row))
     return found
-
-
-class _Lists(dict):
-    """Lists of runs: an empty one where nobody has run anything."""
-
-    def __missing__(self, key: object) -> list:
-        return []
 
 
 def of_run(row: steps.Row) -> Checked:

@@ -129,7 +129,8 @@ def _neighbour(name: str, layout: Layout, change: dict[str, object]) -> Neighbou
     shape, cluster, gpus = layout.shape, layout.cluster, layout.plan.gpus
     try:
         changed = replace(layout.plan, **change)
-        plans = [replace(changed, recompute=more) for more in _more(layout.plan.recompute)]
+        more = RECOMPUTE[RECOMPUTE.index(layout.plan.recompute) :]  # this much recomputation, or more
+        plans = [replace(changed, recompute=each) for each in more]
         peaks = [memory.peak(shape, plan) for plan in plans]
         fitting = [peak.total <= cluster.accelerator.memory for peak in peaks]
         index = fitting.index(True) if any(fitting) else len(plans) - 1
@@ -137,8 +138,3 @@ def _neighbour(name: str, layout: Layout, change: dict[str, object]) -> Neighbou
     except ValueError as error:
         return Neighbour(name, impossible=str(error))
     return Neighbour(name, plans[index], fitting[index], peaks[index], time, time.seconds / layout.time.seconds - 1)
-
-
-def _more(recompute: str) -> tuple[str, ...]:
-    """This much recomputation, or more."""
-    return RECOMPUTE[RECOMPUTE.index(recompute) :]
