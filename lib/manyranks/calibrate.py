@@ -61,7 +61,9 @@ def main(arguments: list[str] | None = None) -> None:
     chip, link = found.accelerator, found.levels[0].link
     rates = f"α {link.latency * 1e6:.3g} µs and β {link.bandwidth / 1e9:.3g} GB/s"
     print(f"{rates} between {chosen.ranks} ranks, each on {chip.name}.")
-    print(f"Not to be trusted: {busy}.\n" * bool(busy) + f'Written: theory.clusters["{chosen.out}"]')
+    if busy:
+        print(f"Not to be trusted: {busy}.")
+    print(f'Written: theory.clusters["{chosen.out}"]')
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,7 +23,7 @@ def require(*packages: str) -> None:
         sys.excepthook = lambda kind, error, trace: (
             print(error, file=sys.stderr) if kind is Missing else shown(kind, error, trace)
         )
-        raise Missing(f"manyranks needs {' and '.join(lacking)}: pip install {' '.join(lacking)}")
+        raise Missing(f"manyranks needs {' and '.join(lacking)}: {sys.executable} -m pip install {' '.join(lacking)}")
 
 
 def names(package: str, file: str) -> tuple[Callable, Callable, list[str]]:

@@ -240,6 +240,21 @@ GivesApplyNothingMore = changed(Right, "", 4.2, ANCHOR, more=lambda self: [])
 NeverPutsBack = changed(Right, "", 2.8, "random numbers begin again from an earlier place", put_back=lambda self, now: None)
 DoesNotRestore = changed(NeverPutsBack, "", 2.8, RESTORE, restore=lambda self, ctx: None)
 KeepsACopy = changed(Right, COPY, 3.85, save=lambda self, ctx, x: ctx.save_for_backward(x.clone()))
+
+@slip("checkpoint", "backward comes to the results in any order: keep x on ctx, not on a stack that all calls share", 2.8)
+class OnOneStack(Right):
+    stack, on = [], True
+
+    def __call__(self, function, x):
+        self.on = torch.is_grad_enabled()
+        return super().__call__(function, x)
+
+    def save(self, ctx, x):
+        self.stack += [x.detach()] * self.on
+
+    def saved(self, ctx):
+        return self.stack.pop()
+
 # Two mistakes at once: the report names a cause first.
 TheChaptersFirstNode = changed(DoesNotRestore, "", 1.68, RESTORE, also=[GivesApplyNothingMore])
 SeedsAndStartsFromOnes = changed(StartsFromOnes, "", 2.8, SEEDS, first=seeded, restore=seeded)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from manyranks.measure.compared import Beside, Small
 from manyranks.show import mfu, units
 from manyranks.show.bars import LONGEST
-from manyranks.show.mfu.explorer import FIVE, Used, Utilisation
+from manyranks.show.mfu.explorer import FIVE, Used, Utilization
 from manyranks.theory import clusters, flops, memory, models, roofline, step
 from tests.drawn import boxes, marked, named, widths, words
 
@@ -43,7 +43,7 @@ def test_a_setting_is_what_theory_says_of_its_plan():
     assert one._replace(convention="full").uses["MFU"] == pytest.approx(flops.mfu(*run, "full"))
 
 
-def test_utilisation_is_of_the_peak_in_the_precision_chosen():
+def test_utilization_is_of_the_peak_in_the_precision_chosen():
     bf16, fp8 = now(), now(precision="fp8")
     assert fp8.roof.peak == 2 * bf16.roof.peak
     assert fp8.cost < bf16.cost
@@ -83,8 +83,8 @@ def test_the_five_parts_are_all_that_a_step_spends_time_on(change):
     assert f"together {units.duration(here.time.seconds)}" in words(last)
 
 
-def plot(**change) -> Utilisation:
-    plot = Utilisation()
+def plot(**change) -> Utilization:
+    plot = Utilization()
     plot.update(**DEFAULT | change)
     return plot
 
@@ -215,7 +215,7 @@ SEEN = [
 
 @pytest.mark.parametrize(("change", "found"), [(change, found) for change, *found in SEEN])
 def test_a_setting_says_and_draws(explorer, change, found):
-    plot = Utilisation()
+    plot = Utilization()
     said, shown = plot.update(**DEFAULT | change), explorer.set(**DEFAULT | change)
     seen = [str(said), shown.tiles.value, *(part.says for part in plot.parts()), *words(plot.figure.axes[0])]
     assert [each for each in found if each not in " | ".join(seen)] == []
@@ -248,7 +248,7 @@ def test_what_cannot_be_is_refused_in_words(explorer, change, said):
 )
 def test_unknown_names_are_refused_in_words(name, value):
     with pytest.raises(ValueError, match=f"'{value}'.*choose from "):
-        Utilisation().update(**DEFAULT | {name: value})
+        Utilization().update(**DEFAULT | {name: value})
 
 
 _REASONS = r"learned positions|does not divide|no products in 8 bits|no scales of blocks|has only|layers of"
@@ -256,7 +256,7 @@ _REASONS += r"|not a multiple|parallelism only"
 
 
 def test_every_choice_gives_a_limit_or_a_reason(explorer):
-    plot, chosen = Utilisation(), random.Random(9)
+    plot, chosen = Utilization(), random.Random(9)
     options = {
         name: [each[1] if isinstance(each, tuple) else each for each in control.options]
         for name, control in explorer.controls.items()

@@ -70,7 +70,7 @@ def test_the_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m_plus_p_minus_1(build, 
     timeline = replay(build(p, m), Durations(times), sharing)
     for rank in range(p):
         assert timeline.bubble(rank) == pytest.approx((p - 1) / (m + p - 1))
-        assert timeline.utilisation(rank) == pytest.approx(m / (m + p - 1))
+        assert timeline.utilization(rank) == pytest.approx(m / (m + p - 1))
 
 
 @BOTH
@@ -160,7 +160,6 @@ def test_a_collective_starts_when_its_last_rank_arrives_and_ends_on_all_at_once(
     assert [s for s in timeline.spans if s.kind == COMMUNICATION] == [
         Span(r, COMMUNICATION, "gradients", 2, 6) for r in (0, 1, 2)
     ]
-    assert [(s.rank, s.name) for s in timeline.critical_path()] == [(2, "B"), (2, "gradients"), (0, "F")]
 
 
 @BOTH
@@ -426,20 +425,15 @@ ONE_SWITCH = {(a, b): (("switch", 1.0),) for a in range(4) for b in range(4)}
 
 
 @given(PROGRAMS, st.booleans())
-def test_the_critical_path_leads_from_zero_to_the_makespan_without_a_gap(program, sharing):
-    timeline = replay(program, Network(routes=ONE_SWITCH), sharing)
-    path = timeline.critical_path()
-    if path:
-        assert path[0].started == 0
-        assert path[-1].finished == timeline.makespan
-    assert all(a.finished == b.started for a, b in pairwise(path))
-    assert sum(span.seconds for span in path) == pytest.approx(timeline.makespan)
+def test_a_span_starts_at_zero_or_when_another_ends(program, sharing):
+    spans = replay(program, Network(routes=ONE_SWITCH), sharing).spans
+    assert {span.started for span in spans} <= {0, *(span.finished for span in spans)}
 
 
 @given(PROGRAMS, st.booleans())
 def test_the_same_program_gives_the_same_timeline(program, sharing):
     first, second = (replay(program, Network(routes=ONE_SWITCH), sharing) for _ in range(2))
-    assert (first.spans, first.causes) == (second.spans, second.causes)
+    assert first == second
 
 
 def test_the_timeline_does_not_depend_on_the_order_of_hashes():
@@ -549,24 +543,12 @@ def test_compute_is_charged_by_its_work_on_its_rank():
 
 
 @BOTH
-def test_what_takes_no_time_leaves_no_span_and_does_not_break_the_critical_path(sharing):
+def test_what_takes_no_time_leaves_no_span(sharing):
     timeline = replay(Program(((F, Send(1, 8)), (Recv(0, 8), Compute("nothing", 0), F))), Durations({"F": 1.0, 0: 0}), sharing)
     assert timeline.spans == (Span(0, COMPUTE, "F", 0, 1), Span(1, COMPUTE, "F", 1, 2))
-    assert timeline.critical_path() == list(timeline.spans)
 
 
 @BOTH
 def test_an_empty_program_takes_no_time(sharing):
     for program in (Program(()), Program(((), ()))):
         assert replay(program, Durations({}), sharing) == Timeline(())
-
-
-def test_the_critical_path_goes_through_what_held_up_the_end():
-    timeline = seconds((F, Send(1, 3)), (B, Recv(0, 3), B, Send(2, 1)), (F, Recv(1, 1), F))
-    assert [(s.rank, s.name) for s in timeline.critical_path()] == [
-        (0, "F"),
-        (0, "send → 1"),
-        (1, "B"),
-        (1, "send → 2"),
-        (2, "F"),
-    ]

@@ -111,5 +111,5 @@ def test_it_works_without_what_the_course_needs():
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=200)
     assert done.stdout.splitlines() == [
         "[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]] {0: 12, 1: 12}",
-        "manyranks needs matplotlib and ipywidgets: pip install matplotlib ipywidgets",
+        f"manyranks needs matplotlib and ipywidgets: {sys.executable} -m pip install matplotlib ipywidgets",
     ], done.stderr

@@ -144,7 +144,7 @@ def _said(events: list[Event], kind: str) -> str:
 class Scene(NamedTuple):
     """A chain of checkpoints. layers: "L" for one that learns, "F" for a frozen one; given: whether x is the caller's and needs
     no gradient; head: whether a product follows; off: whether no_grad comes first; changes: whether the function does;
-    near: whether neighbors among 4 ranks are a pair."""
+    near: whether neighbors among 4 ranks are a pair; turns: whether backward begins with the first of two."""
 
     note: str
     layers: str = "L"
@@ -155,6 +155,7 @@ class Scene(NamedTuple):
     near: bool = True
     rows: int = ROWS
     hidden: int = HIDDEN
+    turns: bool = False
 
     def __str__(self) -> str:
         return self.note
@@ -202,6 +203,10 @@ def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit:
             found["the result under no_grad"] = (uneven((len(y), 1)) * y).sum(0)  # a copy of all would be held
             found["whether the result under no_grad needs a gradient"] = y.requires_grad
             del y
+        if case.turns:
+            y, h = (checked(answer(functions[0], h * k, *group), h) for k in (2, 3))
+            (y * uneven(y.shape)).sum().backward()
+            return h
         for function, kind in zip(functions, case.layers, strict=True):
             h = checked(answer(function, h, *group), h, kind == "L")
         return head(h)

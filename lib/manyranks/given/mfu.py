@@ -201,7 +201,10 @@ def longer(seed: int) -> float:
 
 
 def traces(step: str, n: int, slower: float) -> list[Trace]:
-    """Returns n ranks of a step of this name: each computes, comes to a call, computes on, and waits. slower: a factor."""
+    """Returns n ranks of a step of this name: each computes, comes to one call or two, computes on, and waits, last call first.
+
+    slower: a factor
+    """
     number = int(step.removeprefix(_DRAWN))
     same, own = Random(number), [Random(f"{number} {rank}") for rank in range(n)]
     begun = [8 + 3 * rank for rank in range(n)]  # in units since the barrier
@@ -212,19 +215,25 @@ def traces(step: str, n: int, slower: float) -> list[Trace]:
         now[rank] = started + own[rank].randint(5, 90)
         spans[rank].append(Span("operator", OPERATOR, started, now[rank]))
 
-    for call in range(same.randint(3, 6)):
-        computing, units = (same.randint(1, 3), same.randint(0, 2)), same.randint(20, 90)
-        for rank in range(n):
-            for _ in range(computing[0]):
-                computes(rank)
-            arrived[rank].append(now[rank])
-        end = max(moments[call] for moments in arrived) + units
-        for rank in range(n):
-            for _ in range(computing[1]):
-                computes(rank)
-            started = now[rank]
-            now[rank] = max(started, end)
-            spans[rank].append(Span("wait", WAIT, started, now[rank], call))
+    calls = list(range(same.randint(3, 6)))
+    while calls:
+        together = [calls.pop(0) for _ in range(same.randint(1, min(2, len(calls))))]
+        ends = {}
+        for call in together:
+            before = same.randint(1, 3)
+            for rank in range(n):
+                for _ in range(before):
+                    computes(rank)
+                arrived[rank].append(now[rank])
+            ends[call] = max(moments[call] for moments in arrived) + same.randint(20, 90)
+        for call in reversed(together):
+            before = same.randint(0, 2)
+            for rank in range(n):
+                for _ in range(before):
+                    computes(rank)
+                started = now[rank]
+                now[rank] = max(started, ends[call])
+                spans[rank].append(Span("wait", WAIT, started, now[rank], call))
     found = []
     for i, (own_spans, moments) in enumerate(zip(spans, arrived, strict=True)):
         zero, unit, peak = 11 + 14 * (3 * i % (n + 1)), slower * _UNIT, 1e9 * (5 + i)

@@ -4,6 +4,7 @@ The process that judges never runs it. It knows only what a confined rank tells:
 """
 
 import gc
+import re
 import sys
 import warnings
 from codeop import Compile
@@ -76,10 +77,12 @@ def load(source: Source, name: str) -> Any:
     variables = vars(sys.modules["__main__"])
     for known, value in {"display": _display, "In": [""], "Out": {}, "_": ""}.items():
         variables.setdefault(known, value)
-    errors = [] if source.cells in _ran else _run(source, variables)
+    errors = {} if source.cells in _ran else _run(source, variables)
     _ran.add(source.cells)
     if name not in variables:
-        raise NameError(f"name {name!r} is not defined" + (f": {errors[0]}" if errors else ""))
+        its = re.compile(rf"^(async +)?(def|class) +{name}\b|^{name} *[:=]", re.MULTILINE)
+        why = [errors[number] for number, text in source.cells if number in errors and its.search(text)] or [*errors.values()]
+        raise NameError(f"name {name!r} is not defined" + (f": {why[0]}" if why else ""))
     return variables[name]
 
 
@@ -143,8 +146,8 @@ def _put_back(kept: dict, world: dict) -> None:
 
 @without_a_group()
 @_modes_of_their_own()
-def _run(source: Source, variables: dict) -> list[str]:
-    errors, compiled = [], Compile()  # with what earlier cells have imported from __future__, as in a notebook
+def _run(source: Source, variables: dict) -> dict[int, str]:
+    errors, compiled = {}, Compile()  # with what earlier cells have imported from __future__, as in a notebook
     compiled.flags = 0  # codeop's own, for which half a cell is no error but one to wait for
     for number, text in source.cells:
         name = f"<cell {number}>"
@@ -152,5 +155,5 @@ def _run(source: Source, variables: dict) -> list[str]:
         try:
             exec(compiled(text, name, "exec"), variables)
         except BaseException as error:  # also sys.exit(), or an interrupt: a notebook goes on
-            errors.append(f"cell {number} raised {type(error).__name__}: {error}")
+            errors[number] = f"cell {number} raised {type(error).__name__}: {error}"
     return errors

@@ -336,7 +336,7 @@ def lacks(solutions: Path = SOLUTIONS) -> str:
         return f"this system does not fence {' and '.join(missing)}"
     if place := confine.opened(course := solutions.resolve().parent):
         return f"ranks may read all of {place}, where Python is, and {course} with the right answers lies in it; move it"
-    return "you are root" if os.getuid() == 0 else ""
+    return "you are root, whom no fence holds: be a user with fewer rights" if os.getuid() == 0 else ""
 
 
 def _how(pid: int) -> Ended | NotJudged:

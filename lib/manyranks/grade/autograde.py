@@ -246,7 +246,10 @@ def _without_points(self: Autograde, assignment_id: str, student_id: str) -> Non
 
 
 class RemovedChecksLast(OverwriteCells):
-    """Puts back removed checks at the end, for nbgrader stops where a text comes before. Learners' texts show as they are."""
+    """Puts back removed checks at the end, for nbgrader stops where a text comes before. Learners' texts show as they are.
+
+    Code that is given runs as it was handed in: it decides nothing, and the learner's own checks ran it.
+    """
 
     def preprocess_cell(self, cell: NotebookNode, resources, cell_index: int):
         where, locked = (submission.grade_id(cell), self.notebook_id, self.assignment_id), False
@@ -256,7 +259,10 @@ class RemovedChecksLast(OverwriteCells):
             cell.metadata.pop("nbgrader", None)
         else:
             cell.metadata.nbgrader |= self._kinds(where)  # whatever the learner says
+        handed_in, given = cell.source, cell.cell_type == "code" and locked and not cell.metadata.nbgrader["grade"]
         cell, resources = super().preprocess_cell(cell, resources, cell_index)
+        if given:  # with the import that the learner added
+            cell.source = handed_in
         if cell.cell_type != "code" and not locked:
             cell |= {"cell_type": "markdown", "source": as_it_is(cell.source)}
         return cell, resources

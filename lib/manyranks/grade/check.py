@@ -132,7 +132,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedTrial:
     """A trial with a verdict by each judge; with none where it did not end well."""
 
     trial: Trial
@@ -162,7 +162,7 @@ def report(task: Task, answer, tried: list[Trial], record: Record) -> Report:
     """Reports on the trials of an answer."""
     if refusal := _unwritten(answer, tried[-1]) or _other_calls(task, tried):
         return _refused(task, refusal)
-    done = [Judged(trial, _verdicts(task, trial, record, tried)) for trial in tried]
+    done = [JudgedTrial(trial, _verdicts(task, trial, record, tried)) for trial in tried]
     findings = [_runs(task, answer, tried, record)]
     findings += [found for i in range(len(task.judges)) if (found := _finding(task, i, done, record))]
     findings += _only_two_ranks(task, done)
@@ -256,7 +256,7 @@ def _on_arguments(task: Task, answer, found: Trouble) -> str:
     return "PyTorch calls hook(parameter): with this parameter, and nothing else"
 
 
-def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding | None:
+def _finding(task: Task, i: int, done: list[JudgedTrial], record: Record) -> Finding | None:
     """The line of the i-th judge; None where no trial ended well.
 
     Among wrong trials, the one with most ranks tells most mistakes apart; one that was judged goes first.
@@ -297,7 +297,7 @@ def looks(task: Task, seen: Seen) -> dict[str, Any]:
     return found
 
 
-def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
+def _only_two_ranks(task: Task, done: list[JudgedTrial]) -> list[Finding]:
     """A finding where all is right on 2 ranks and nothing but 2 ranks."""
     right = {n: _values_hold(task, one) for n in task.worlds if (one := [d for d in done if d.trial.n == n])}
     if len(right) > 1 and right.pop(2, False) and not any(right.values()):
@@ -317,7 +317,7 @@ def _once(lines: list[Line]) -> tuple[Line, ...]:
 # Points
 
 
-def _share(task: Task, done: list[Judged]) -> float:
+def _share(task: Task, done: list[JudgedTrial]) -> float:
     """Returns the share of points; where cases count in part, the share of the ended ones, times their part of all."""
     if not task.part:
         return _share_of(task, done)
@@ -325,7 +325,7 @@ def _share(task: Task, done: list[Judged]) -> float:
     return _share_of(task, ended) * len(ended) / every
 
 
-def _share_of(task: Task, done: list[Judged]) -> float:
+def _share_of(task: Task, done: list[JudgedTrial]) -> float:
     worlds = [[one for one in done if one.trial.n == n] for n in task.worlds]
     right = [_values_hold(task, world) for world in worlds]
     share = 0.0
@@ -338,11 +338,11 @@ def _share_of(task: Task, done: list[Judged]) -> float:
     return share if all(right) or any(judge.part for judge in task.judges) else min(share, _WITHOUT_VALUES)
 
 
-def _values_hold(task: Task, done: list[Judged]) -> bool:  # the first judge's, or all that judges of parts of them see
+def _values_hold(task: Task, done: list[JudgedTrial]) -> bool:  # the first judge's, or all that judges of parts of them see
     return all(_hold(i, done) for i in [i for i, judge in enumerate(task.judges) if judge.part] or [0])
 
 
-def _hold(i: int, done: list[Judged]) -> bool:
+def _hold(i: int, done: list[JudgedTrial]) -> bool:
     return bool(done) and all(one.verdicts and one.verdicts[i].ok for one in done)
 
 

@@ -31,7 +31,7 @@ from manyranks.world.strangers.handed_in import Submission, submissions
 from manyranks.world.strangers.scratch import contents
 from manyranks.world.strangers.trouble import FORMULA, named, no_column, printable
 
-_LONG, _WIDE = 100, 40  # letters of what failed, and of a name
+_LONG, _SHOWN, _WIDE = 300, 100, 40  # letters of what failed, in a row and in a line; of a name
 _EVERY = 1.0  # seconds between two times that the table is written
 
 
@@ -113,7 +113,7 @@ def _rows(one: Submission, releases: dict[str, NotebookNode], found_of_it: Itera
 def _none(one: Submission, release: NotebookNode | None, why: str, but: Collection[str] = ()) -> Row:
     """Gives no points for all checks of the release, but for these; the sum shows what they are worth."""
     lost = sum(check.points for check in checks(release) if check.grade_id not in but) if release else 0.0
-    return _row(one, "–", 0.0, lost, 0.0, why[:_LONG])
+    return _row(one, "–", 0.0, lost, 0.0, _cut(why, _LONG))
 
 
 def _row(one: Submission, task: str, points: float | None, out_of: float, seconds: float, failed: str) -> Row:
@@ -133,7 +133,11 @@ def _failed(report: Report) -> str:
         return ""
     first = wrong[0]
     said = ": ".join(part for part in (first.what, first.found or first.hint) if part)
-    return said if len(said) <= _LONG else f"{said[: _LONG - 2]} …"
+    return _cut(said, _LONG)
+
+
+def _cut(words: str, most: int) -> str:
+    return words if len(words) <= most else f"{words[: most - 2]} …"
 
 
 def shown(rows: Iterable[Row]) -> int:
@@ -146,7 +150,7 @@ def shown(rows: Iterable[Row]) -> int:
         for row in own:
             kept.append(row)
             missed |= {(student, row.exercise)} if row.points is None else set()
-            print(_line(student, row.task, _points([row]), f"{row.seconds:.1f}", row.failed), flush=True)
+            print(_line(student, row.task, _points([row]), f"{row.seconds:.1f}", _cut(row.failed, _SHOWN)), flush=True)
         print(_line(student, "all", _points(kept), f"{sum(row.seconds for row in kept):.1f}", ""))
     return len(missed)
 
@@ -228,7 +232,7 @@ def main(arguments: list[str] | None = None) -> str | None:
         elif chosen.gradescope:
             said.append(f"{chosen.gradescope} isn't written, so that nobody gets 0 points for what was not judged")
     except (ValueError, RuntimeError, OSError) as error:
-        parser.error(str(error))
+        parser.exit(2, f"{error}\n")
     return "\n".join(said) or None
 
 

@@ -54,7 +54,7 @@ class Labels:
     """Texts at places of these axes. size: points; left: the share of a text that is to the left of its place.
 
     outline: of a text of this size and left, around (0, 0); `word` for texts that are seldom the same. name: the artist's gid.
-    colour: style.BLACK for texts on a color.
+    color: style.BLACK for texts on a color.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Labels:
         within: Transform | None = None,
         outline: Callable[[str, float, float], Path] = _outline,
         name: str = "",
-        colour: str = style.INK,
+        color: str = style.INK,
     ):
-        self._size, self._left, self._outline, self._colour = size, left, outline, colour
+        self._size, self._left, self._outline, self._color = size, left, outline, color
         if outline is word:
             word(_LETTERS, 10, 0)  # a letter takes milliseconds, the first time: not while a control is moved
         self.artist = Words([], offsets=[], offset_transform=within or axes.transData, linewidths=0, zorder=zorder, gid=name)
@@ -76,12 +76,12 @@ class Labels:
         self.artist.size, self.artist.left = size, left
         axes.add_collection(self.artist, autolim=False)
 
-    def update(self, places: Sequence[tuple[float, float]], texts: Sequence[object], colours: Sequence[str] = ()) -> None:
-        """Shows each text at its place, in its colour, where some are given."""
+    def update(self, places: Sequence[tuple[float, float]], texts: Sequence[object], colors: Sequence[str] = ()) -> None:
+        """Shows each text at its place, in its color, where some are given."""
         self.artist.texts = [str(text) for text in texts]
         self.artist.set_paths([self._outline(text, self._size, self._left) for text in self.artist.texts])
         self.artist.set_offsets(np.reshape(places, (-1, 2)))
-        self.artist.set_facecolors(list(colours) or self._colour)
+        self.artist.set_facecolors(list(colors) or self._color)
 
 
 def heading(axes: Axes, size: float = 11) -> Labels:

@@ -96,7 +96,7 @@ class Ranking(Sequence[Found]):
 
     def __repr__(self) -> str:
         if not self:
-            return "Ranking(no plan fits)"
+            return f"Ranking(no plan for {self._task.gpus} GPUs divides the model and the batch and fits in memory)"
         return f"Ranking(best={self[0]!r}, {len(self.tied)} too close to call, checked={self.checked!r})"
 
     @functools.cached_property

@@ -43,7 +43,7 @@ class Moved(NamedTuple):
     rotary: float = 4
     gated: float = 6  # the activation of a gated MLP and its product
     softmax: float = 4
-    quantised: float = 3  # what linear layers read in 8 bits: 2 bytes read, 1 written
+    quantized: float = 3  # what linear layers read in 8 bits: 2 bytes read, 1 written
 
 
 class Keeps(NamedTuple):
@@ -162,7 +162,7 @@ _MEGATRON = {"host": _MEGATRON_HOST, "hides_experts": "interleaved", "pads": Tru
 # to 32 bits for the softmax, and its result back: Megatron-LM, FusedScaleMaskSoftmax.forward_torch_softmax.
 _TORCH_MEGATRON = {"attention": "flash-2", "host": _MEGATRON_HOST, "logits": 14.0, "gathers_logits": True}
 _TORCH_MEGATRON |= {"reserved": _RESERVED}
-_ENGINE = {"moved": Moved(quantised=4), "chunks": True}
+_ENGINE = {"moved": Moved(quantized=4), "chunks": True}
 _FAMILIES = {"megatron": _MEGATRON, "engine": _ENGINE, "torch-megatron": _TORCH_MEGATRON, "eager": _EAGER, "titan": _TITAN}
 _FAMILIES |= {"compiled-loss": _COMPILED_LOSS, "fully-shard": _FULLY_SHARD, "pytorch": _PYTORCH, "fsdp1": {"copies": _FSDP1}}
 _FAMILIES |= {"dualpipe": {"schedules": ("1f1b", "dualpipe")}}

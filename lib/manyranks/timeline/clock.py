@@ -16,7 +16,7 @@ _new = tuple.__new__  # Span(...) takes half as long again
 
 
 class Clock:
-    """Runs a program once; then it has its Timeline's `spans` and `causes`, and `held` says which rank waits for what.
+    """Runs a program once; then it has its Timeline's `spans`, and `held` says which rank waits for what.
 
     Here each exchange takes the time that it takes alone. Raises ValueError that shows the instruction for a bad one.
     """
@@ -26,7 +26,6 @@ class Clock:
     def __init__(self, program: Program, costs: Costs) -> None:
         self.program, self.costs = program, costs
         self.spans: list[Span] = []
-        self.causes: list[int] = []
         self.left = [iter(instructions) for instructions in program.ranks]  # what each rank has not begun
         self.runnable: list[Host] = [self._host(rank) for rank in range(len(program.ranks))]
         self.held: dict[int, tuple[Lane, int]] = {}  # rank -> the lane, and the number of the exchange
@@ -56,12 +55,12 @@ class Clock:
 
     def _instructions(self, rank: int) -> Host:
         """Goes through the rank's instructions; yields a stream when the rank needs an end on it that is not known yet."""
-        spans, causes = self.spans, self.causes
+        spans = self.spans
         seconds: dict[Hashable, float] = Memo(lambda work: self._seconds(rank, work))
         outgoing: dict[int, Pair] = Memo(lambda to: self.pairs[rank, to])
         incoming: dict[int, Pair] = Memo(lambda source: self.pairs[source, rank])
         issued: dict[Hashable, tuple[Lane, int]] = {}  # by handle
-        now, cause = 0.0, -1  # the rank's time, and the span that ended then
+        now = 0.0  # the rank's time
         for instruction in self.left[rank]:
             kind = type(instruction)
             if kind is Compute:
@@ -69,8 +68,7 @@ class Clock:
                 end = now + seconds[work]
                 if end > now:
                     spans.append(_new(Span, (rank, COMPUTE, name, now, end)))
-                    causes.append(cause)
-                    now, cause = end, len(causes) - 1
+                    now = end
                 continue
             if kind is Send:
                 to, size, tag, handle, rendezvous = instruction
@@ -79,9 +77,9 @@ class Clock:
                 k = len(lane.sent)
                 lane.sent.append(size)
                 if rendezvous or stream.queue or self.sharing:
-                    self._queue(lane, k, price, now, cause, rendezvous)
+                    self._queue(lane, k, price, now, rendezvous)
                 else:
-                    self._deliver(stream, lane, price.seconds, now, cause)
+                    self._deliver(stream, lane, price.seconds, now)
             elif kind is Recv:
                 source, size, tag, handle = instruction
                 stream = incoming[source]
@@ -89,14 +87,14 @@ class Clock:
                 k = len(lane.received)
                 lane.received.append(size)
                 if k >= len(lane.sent):
-                    stream.posted[tag, k] = now, cause
+                    stream.posted[tag, k] = now
                 elif stream.unmet and (tag, k) in stream.unmet:
-                    self._arrive(stream.unmet.pop((tag, k)), rank, now, cause)
+                    self._arrive(stream.unmet.pop((tag, k)), rank, now)
             elif kind is Wait:
                 lane, k = _waited_for(instruction, issued)
                 handle = None
             else:
-                lane, k = self._join(rank, instruction, now, cause)
+                lane, k = self._join(rank, instruction, now)
                 handle = instruction.handle
             if handle is not None:
                 issued[handle] = lane, k
@@ -104,43 +102,38 @@ class Clock:
             while k >= len(lane.ends):
                 self.held[rank] = lane, k
                 yield lane.stream
-            if lane.ends[k] > now:
-                now, cause = lane.ends[k], lane.causes[k]
+            now = max(now, lane.ends[k])
 
-    def _deliver(self, stream: Pair, lane: Messages, seconds: float, started: float, cause: int) -> None:
+    def _deliver(self, stream: Pair, lane: Messages, seconds: float, started: float) -> None:
         """A message that depends on nothing but its sender and its stream: its end is known at once."""
-        if stream.free > started:
-            started, cause = stream.free, stream.cause
+        started = max(started, stream.free)
         end = started + seconds
         if end > started:
             source, to = stream.source, stream.to
             self.spans.append(_new(Span, (source, COMMUNICATION, stream.names[source], started, end)))
             self.spans.append(_new(Span, (to, COMMUNICATION, stream.names[to], started, end)))
-            self.causes += (cause, cause)
-            cause = len(self.causes) - 2
-        self._ended(lane, end, cause)
+        self._ended(lane, end)
 
-    def _ended(self, lane: Lane, end: float, cause: int) -> None:
+    def _ended(self, lane: Lane, end: float) -> None:
         stream = lane.stream
-        stream.free, stream.cause = end, cause
+        stream.free = end
         lane.ends.append(end)
-        lane.causes.append(cause)
         if stream.waiting:
             self.runnable += stream.waiting
             stream.waiting.clear()
 
-    def _queue(self, lane: Messages, k: int, price: Price, now: float, cause: int, rendezvous: bool) -> None:
+    def _queue(self, lane: Messages, k: int, price: Price, now: float, rendezvous: bool) -> None:
         """A message that must wait for its Recv, for one before it, or for others on its channels."""
         stream = lane.stream
         exchange = Exchange(lane, price, stream.names, {stream.source, stream.to} if rendezvous else {stream.source})
         stream.queue.append(exchange)
-        self._arrive(exchange, stream.source, now, cause)
+        self._arrive(exchange, stream.source, now)
         if rendezvous and (lane.tag, k) in stream.posted:
-            self._arrive(exchange, stream.to, *stream.posted.pop((lane.tag, k)))
+            self._arrive(exchange, stream.to, stream.posted.pop((lane.tag, k)))
         elif rendezvous:
             stream.unmet[lane.tag, k] = exchange
 
-    def _join(self, rank: int, instruction: Collective, now: float, cause: int) -> tuple[Lane, int]:
+    def _join(self, rank: int, instruction: Collective, now: float) -> tuple[Lane, int]:
         if type(instruction) is not Collective:
             raise ValueError("must be a Compute, Send, Recv, Collective or Wait")
         op, size, group, _, name = instruction
@@ -157,14 +150,13 @@ class Clock:
         if exchange.instruction[:2] != instruction[:2]:
             raise ValueError(f"meets another rank's {exchange.instruction}; op and bytes must be the same on all ranks")
         exchange.names[rank] = name or op
-        self._arrive(exchange, rank, now, cause)
+        self._arrive(exchange, rank, now)
         return stream.lane, k
 
-    def _arrive(self, exchange: Exchange, rank: int, now: float, cause: int) -> None:
+    def _arrive(self, exchange: Exchange, rank: int, now: float) -> None:
         """A rank has come to the exchange. If it is the last, and the stream is free, the exchange starts."""
         exchange.absent.discard(rank)
-        if exchange.last < 0 or now > exchange.ready:
-            exchange.ready, exchange.cause, exchange.last = now, cause, rank
+        exchange.ready = max(exchange.ready, now)
         if not exchange.absent and exchange.lane.stream.queue[0] is exchange:
             self._start_next(exchange.lane.stream)
 
@@ -172,8 +164,7 @@ class Clock:
         """Starts the first exchange of the queue, if all have come to it."""
         while stream.queue and not stream.queue[0].absent:
             exchange = stream.queue[0]
-            if stream.free > exchange.ready:
-                exchange.ready, exchange.cause = stream.free, stream.cause
+            exchange.ready = max(exchange.ready, stream.free)
             if not self._start(exchange):
                 return
 
@@ -183,14 +174,10 @@ class Clock:
         return True
 
     def _finish(self, exchange: Exchange, end: float) -> None:
-        started, cause = exchange.ready, exchange.cause
-        if end > started:
-            first = len(self.spans)
+        if end > (started := exchange.ready):
             self.spans += (Span(rank, COMMUNICATION, name, started, end) for rank, name in exchange.names.items())
-            self.causes += [cause] * len(exchange.names)
-            cause = first + list(exchange.names).index(exchange.last)
         exchange.lane.stream.queue.popleft()
-        self._ended(exchange.lane, end, cause)
+        self._ended(exchange.lane, end)
 
     def _seconds(self, rank: int, work: Hashable) -> float:
         seconds = self.costs.compute(rank, work)

@@ -32,7 +32,7 @@ def replay(program: Program, costs: Costs, sharing: bool = False) -> Timeline:
         raise Deadlock("\n  ".join(["the program cannot finish:", *stuck]))
     for pair in clock.pairs.values():
         pair.lanes.clear()  # they and the pair name each other: thousands that would wait for the garbage collector
-    return Timeline(tuple(clock.spans), tuple(clock.causes))
+    return Timeline(tuple(clock.spans))
 
 
 def _messages(clock: Clock) -> Iterator[Messages]:

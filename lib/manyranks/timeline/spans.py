@@ -28,13 +28,9 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans of all ranks, on a clock whose zero is the start of the first one.
-
-    causes: for each span, the index of the one whose end let it start, or -1; `replay` knows them, a measurement does not.
-    """
+    """Spans of all ranks, on a clock whose zero is the start of the first one."""
 
     spans: tuple[Span, ...]
-    causes: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> list[int]:
@@ -61,27 +57,11 @@ class Timeline:
 
     def bubble(self, rank: int) -> float:
         """Share of the makespan that the rank spends not computing, between 0 and 1."""
-        return 1 - self.utilisation(rank)
+        return 1 - self.utilization(rank)
 
-    def utilisation(self, rank: int) -> float:
+    def utilization(self, rank: int) -> float:
         """Share of the makespan that the rank spends computing, between 0 and 1; 1 where no time passes."""
         return self.busy(rank) / self.makespan if self.makespan else 1.0
-
-    def critical_path(self) -> list[Span]:
-        """The chain of spans that set the makespan, in order of time: the end of each let the next one start.
-
-        If several are equally long, one of them. Raises ValueError for a timeline without causes.
-        """
-        if len(self.causes) != len(self.spans):
-            raise ValueError(
-                "only a replayed timeline knows what let each span start; make this one with replay(program, costs)"
-            )
-        path: list[Span] = []
-        index = max(range(len(self.spans)), key=lambda i: self.spans[i].finished, default=-1)
-        while index >= 0:
-            path.append(self.spans[index])
-            index = self.causes[index]
-        return path[::-1]
 
     def trace_events(self) -> list[dict]:
         """Events of the Chrome trace format: a process a rank, a thread a lane; microseconds."""

@@ -37,12 +37,11 @@ class Price(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A stream. names: of the spans, by rank; free: when the last exchange ended; cause: the span that ended then."""
+    """A stream. names: of the spans, by rank; free: when the last exchange ended."""
 
     names: dict[int, str]
     prices: Memo  # of a message, by bytes; of a collective, by op and bytes
     free: float = 0.0
-    cause: int = -1
     queue: deque["Exchange"] = field(default_factory=deque)  # issued by somebody, and not over
     waiting: list[Host] = field(default_factory=list)  # for an end that is not known yet
 
@@ -54,7 +53,7 @@ class Pair(Stream):
     source: int = 0
     to: int = 0
     lanes: Memo = field(init=False)  # by tag
-    posted: dict[tuple, tuple[float, int]] = field(default_factory=dict)  # (tag, k) of Recvs before their Send -> when, cause
+    posted: dict[tuple, float] = field(default_factory=dict)  # (tag, k) of Recvs before their Send -> when
     unmet: dict[tuple, "Exchange"] = field(default_factory=dict)  # (tag, k) of rendezvous before their Recv
 
     def __post_init__(self) -> None:
@@ -75,12 +74,11 @@ class Group(Stream):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A lane: ends[k] is when its k-th exchange was over, causes[k] the span that ended then; both grow as exchanges end."""
+    """A lane: ends[k] is when its k-th exchange was over; it grows as exchanges end."""
 
     stream: Stream
     tag: Hashable = None
     ends: list[float] = field(default_factory=list)
-    causes: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -104,5 +102,3 @@ class Exchange:
     absent: set[int]
     instruction: Collective | None = None  # of the rank that came first
     ready: float = 0.0  # when the last rank came; once it starts, when it did
-    cause: int = -1  # the span that ended then
-    last: int = -1  # that rank

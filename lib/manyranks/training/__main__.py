@@ -110,8 +110,12 @@ def _on_torchruns_ranks(*arguments):
 
     die_with_the_parent()  # else ranks train on without a torchrun that was killed
     here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    backend = "gloo"
-    if torch.cuda.device_count() >= here:
+    backend, gpus = "gloo", torch.cuda.device_count()
+    if 0 < gpus < here:
+        sys.exit(
+            f"{here} ranks for {gpus} GPUs: start one each, or set CUDA_VISIBLE_DEVICES= for CPUs"
+        )
+    if gpus:
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
     dist.init_process_group(backend)
@@ -137,7 +141,7 @@ def _summary(result, training: TrainingConfig, folder: str | None) -> str:
     lines.append(
         f"  held-out text {result.held_out:.3f}, after {steps} steps in {result.seconds:.1f} s"
     )
-    if used := result.utilisation:
+    if used := result.utilization:
         lines.append(
             f"  {used.tokens_per_second:,.0f} tokens/s: MFU {used.mfu():.1%}, HFU {used.hfu():.1%} "
             f"(causal) of {used.peak.flops / 1e9:,.0f} GFLOP/s in {used.peak.dtype} "

@@ -1,7 +1,6 @@
 """Waits for the ranks' replies and notices at once when something is wrong."""
 
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from manyranks.world.errors import HUNG_UP
@@ -64,14 +63,6 @@ def collect(
     if not outcome.missing:  # the last one came just as the time ran out
         outcome.late = outcome.deadlock = False
     return clock.seconds()
-
-
-def explain(team: Team, outcome: Outcome) -> None:
-    """Notes what the ranks that did not reply are doing; of a deadlock, what proves it is noted already."""
-    if outcome.deadlock:
-        return
-    outcome.whereabouts = team.look(outcome.missing)
-    outcome.faults = team.lines_of_silent(outcome.whereabouts)
 
 
 class _Gathering:
@@ -221,36 +212,3 @@ class _Looks:
         self._heard |= self._team.answers(silent, _AT_ONCE)
         self.seen |= self._heard
         return len(self._heard) == len(ranks)
-
-
-def usable(team: Team, outcome: Outcome) -> bool:
-    """Returns whether the next run can use the same ranks."""
-    return not outcome.missing and not outcome.deaths and not team.torn and _agree(outcome)
-
-
-def _agree(outcome: Outcome) -> bool:
-    """Returns whether the group is as good as new: every collective issued by all of its ranks, every message received."""
-    replies = {rank: reply for rank, (reply, _) in outcome.replies.items()}
-    if any(reply.broken for reply in replies.values()):
-        return False
-    collectives: dict[str, set[int]] = defaultdict(set)
-    unreceived: Counter = Counter()
-    for rank, reply in replies.items():
-        for group in reply.members:
-            collectives[group].add(reply.counts.get(group, 0))
-        for key, count in reply.counts.items():
-            if isinstance(key, tuple):
-                group, op, peer, _ = key
-                unreceived[group, peer if op == "send" else rank] += count if op == "send" else -count
-    same = all(len(counts) == 1 for counts in _whole(collectives, replies))
-    return same and not any(unreceived.values())
-
-
-def _whole(collectives: dict[str, set[int]], replies: dict) -> list[set[int]]:
-    """The counts of each group, with 0 for members that did not meet it in this run."""
-    members = {group: ranks for reply in replies.values() for group, ranks in reply.members.items()}
-    for group, ranks in members.items():
-        for rank in ranks:
-            if rank in replies and group not in replies[rank].members:
-                collectives[group].add(0)
-    return list(collectives.values())

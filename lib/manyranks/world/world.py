@@ -298,7 +298,7 @@ class World:
             if not team.torn:
                 team.interrupt(outcome.missing)
                 collect.collect(team, outcome, output, _AFTER_INTERRUPT, watched=False)
-                usable = collect.usable(team, outcome)
+                usable = outcome.agrees and not team.torn
                 output.show_rest()
         finally:
             if not usable:
@@ -310,11 +310,12 @@ class World:
         """Raises or warns as the outcome calls for, and lets go of ranks that cannot be used again."""
         if self._closed:
             raise WorldError("the world was closed while a run was under way")
-        usable = collect.usable(team, outcome)
+        usable = outcome.agrees and not team.torn
         lost = _LOST if team.kept and not usable else ""
         try:
-            if outcome.missing:
-                collect.explain(team, outcome)
+            if outcome.missing and not outcome.deadlock:  # what proves one is noted already
+                outcome.whereabouts = team.look(outcome.missing)
+                outcome.faults = team.lines_of_silent(outcome.whereabouts)
             error = diagnose.error_of(outcome, team, self.timeout)
             if isinstance(error, RankFailed | RankHung) and not self._confined and not _left(error):
                 self._went_wrong = team, outcome, [*outcome.failed, *outcome.missing][0]
