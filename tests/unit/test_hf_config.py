@@ -199,7 +199,7 @@ def test_dense_layers_of_qwen_may_be_the_first_ones(shape_of):
         ("Llama-2-7b", {"rope_thetta": 1e4}, "rope_thetta=.*did you mean 'rope_theta'"),
         ("Llama-2-7b", {"num_experts": 8}, "num_experts=8: unknown"),
         ("Llama-2-7b", {"num_key_value_heads": 5}, "num_key_value_heads=5 does not divide num_attention_heads=32"),
-        ("Llama-2-7b", {"num_attention_heads": 24}, "num_attention_heads=24 does not divide hidden_size=4096: give head_dim, or"),
+        ("Llama-2-7b", {"num_attention_heads": 24}, "num_attention_heads=24 does not divide hidden_size=4096: give"),
         ("Llama-2-7b", {"tie_word_embeddings": "false"}, "tie_word_embeddings='false': must be true or false"),
         ("Llama-2-7b", {"tie_word_embeddings": None}, "tie_word_embeddings=None: must be true or false"),
         ("Llama-2-7b", {"hidden_size": 4096.0}, "hidden_size=4096.0: must be a whole number, 1 or more"),
