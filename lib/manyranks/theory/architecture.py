@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
-from manyranks.theory.names import concise, nearest, whole
+from manyranks.theory.names import concise, one_of, whole
 
 # Vectors of the normalized size that a norm learns: a scale, or a scale and a shift.
 NORMS = {"rmsnorm": 1, "layernorm": 2, "none": 0}
@@ -148,8 +148,7 @@ class ModelShape:
         return concise(self, "name", "layers", "hidden", "ffn", "heads", "vocab", "kv_heads", "head_size", hide="source")
 
     def _check_types(self) -> None:
-        if self.norm not in NORMS:
-            raise ValueError(f"norm={self.norm!r}: {nearest(self.norm, NORMS)}")
+        one_of(NORMS, norm=self.norm)
         if not isinstance(self.latent, LatentAttention | None):
             raise ValueError(f"latent={self.latent!r}: must be a LatentAttention or None")
         for field in fields(self):

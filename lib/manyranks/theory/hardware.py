@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from manyranks.theory import published
-from manyranks.theory.names import Named, lazily, nearest
+from manyranks.theory.names import Named, lazily, one_of
 
 GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
 
@@ -201,18 +201,13 @@ def peak(accelerator: Accelerator, dtype: str) -> float | None:
     """
     if not isinstance(accelerator, Accelerator):
         raise ValueError(f"accelerator={accelerator!r}: give an Accelerator, as theory.accelerators['H100 SXM']")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: {nearest(dtype, DTYPES)}")
+    one_of(DTYPES, dtype=dtype)
     chip, flops = accelerator.name, accelerator.flops
-    if dtype == "bfloat16":
-        return None if chip.startswith("V100") else flops
-    if dtype == "float16":  # at the rate of bfloat16, but a TPU has only that
-        return None if chip.startswith("TPU") else flops
+    if dtype in ("bfloat16", "float16"):  # as fast as each other, but a V100 lacks the first and a TPU the second
+        return None if chip.startswith("V100" if dtype == "bfloat16" else "TPU") else flops
     if dtype == "float8":
         return accelerator.flops_fp8 if accelerator.flops_fp8 > flops else None
-    if dtype == "float4":
-        return accelerator.flops_fp4 or None
-    return _peaks().get((chip, dtype))
+    return accelerator.flops_fp4 or None if dtype == "float4" else _peaks().get((chip, dtype))
 
 
 @functools.cache
@@ -227,16 +222,16 @@ _NCCL = "α: NCCL src/graph/tuning.cc, hwLat of a ring, Simple"
 @functools.cache
 def _links() -> Named:
     chips = _accelerators()
-    links = {
-        "NVLink, B200": Link("NVLink, B200", 3.4e-6, chips["B200 (HGX)"].scale_up, _NCCL),
-        "NVLink, H100": Link("NVLink, H100", 3.4e-6, chips["H100 SXM"].scale_up, _NCCL),
-        "NVLink, A100": Link("NVLink, A100", 3.4e-6, chips["A100-80GB SXM"].scale_up, _NCCL),
-        "PCIe 5.0 x16": Link("PCIe 5.0 x16", 5.7e-6, 64 * GB, _NCCL + "; β: PCI-SIG, 32 GT/s × 16 lanes"),
-        "PCIe 4.0 x16": Link("PCIe 4.0 x16", 5.7e-6, 32 * GB, _NCCL + "; β: PCI-SIG, 16 GT/s × 16 lanes"),
-        "InfiniBand 400G": Link("InfiniBand 400G", 14e-6, chips["H100 SXM"].nic, _NCCL),
-        "InfiniBand 200G": Link("InfiniBand 200G", 14e-6, chips["A100-80GB SXM"].nic, _NCCL),
-    }
-    return Named("link", links)
+    links = (
+        Link("NVLink, B200", 3.4e-6, chips["B200 (HGX)"].scale_up, _NCCL),
+        Link("NVLink, H100", 3.4e-6, chips["H100 SXM"].scale_up, _NCCL),
+        Link("NVLink, A100", 3.4e-6, chips["A100-80GB SXM"].scale_up, _NCCL),
+        Link("PCIe 5.0 x16", 5.7e-6, 64 * GB, _NCCL + "; β: PCI-SIG, 32 GT/s × 16 lanes"),
+        Link("PCIe 4.0 x16", 5.7e-6, 32 * GB, _NCCL + "; β: PCI-SIG, 16 GT/s × 16 lanes"),
+        Link("InfiniBand 400G", 14e-6, chips["H100 SXM"].nic, _NCCL),
+        Link("InfiniBand 200G", 14e-6, chips["A100-80GB SXM"].nic, _NCCL),
+    )
+    return Named("link", {link.name: link for link in links})
 
 
 __getattr__ = lazily(__name__, accelerators=_accelerators, links=_links)

@@ -9,8 +9,15 @@ from difflib import get_close_matches
 def nearest(name: object, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the nearest known one, and all of them."""
     known = list(known)
-    close = get_close_matches(str(name), known, n=1)
+    close = get_close_matches(str(name), known, n=1) or get_close_matches(str(name).lower(), known, n=1)
     return (f"did you mean {close[0]!r}? " if close else "") + f"choose from {', '.join(known)}"
+
+
+def one_of(known: Iterable[str], /, **given: object) -> None:
+    """Raises ValueError, by name, for what is none of the known ones."""
+    for name, value in given.items():
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"{name}={value!r}: {nearest(value, known)}")
 
 
 class UnknownName(ValueError, KeyError):

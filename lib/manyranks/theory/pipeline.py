@@ -8,7 +8,7 @@ import functools
 from typing import NamedTuple
 
 from manyranks.theory import checks
-from manyranks.theory.names import nearest
+from manyranks.theory.names import one_of
 from manyranks.theory.plan import SCHEDULES
 
 # The schedules' names, as their papers write them.
@@ -176,8 +176,7 @@ def dualpipe_actions(p: int, m: int, rank: int) -> Actions:
 
 
 def _check(schedule: str, p: int, m: int, v: int) -> None:
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule={schedule!r}: {nearest(str(schedule).lower(), SCHEDULES)}")
+    one_of(SCHEDULES, schedule=schedule)
     checks.whole(p=p, m=m, v=v)
     if v > 1 and schedule not in ("gpipe", "1f1b", "interleaved"):
         raise ValueError(f"v={v} with schedule={schedule!r}: its stages a rank are fixed; say v=1")

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.names import concise, nearest, whole
+from manyranks.theory.names import concise, one_of, whole
 from manyranks.theory.stacks import STACKS, Stack
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
@@ -189,7 +189,7 @@ class Plan(OneRank):
                 raise ValueError(f"{name}={value!r}: must be True or False")
         for (name, known), value in zip(_CHOICES.items(), _choices_of(self), strict=True):
             if not isinstance(value, str) or value not in known:
-                raise ValueError(f"{name}={value!r}: {nearest(str(value).lower(), known)}")
+                one_of(known, **{name: value})
         if self.batch is None:
             object.__setattr__(self, "batch", self.dp * self.microbatch)
         self._check_degrees()

@@ -408,7 +408,11 @@ def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
     if plan.stack != best.stack:
         return f"stack {plan.stack}"
     if part == "compute":
-        return _compute_cause(plan, best)
+        if RECOMPUTE.index(plan.recompute) > RECOMPUTE.index(best.recompute):
+            return f"{plan.recompute} recomputation"
+        if (plan.stages, plan.schedule) != (best.stages, best.schedule):
+            return f"layers on {plan.stages} stages: the slowest sets the pace"
+        return f"other sizes of products: TP {plan.tp}, CP {plan.cp}, micro-batch {plan.microbatch}"
     if part == "tensor" and (plan.tp, tokens) == (best.tp, best.microbatch * best.seq // best.cp):
         return f"TP {plan.tp}, recompute {plan.recompute}"
     if part == "tensor":
@@ -424,11 +428,3 @@ def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
         return f"ZeRO-{plan.zero} spreads the states over {plan.shards} ranks"
     stages = plan.stages // plan.pp
     return f"PP {plan.pp}, {stages} stage{'s' if stages > 1 else ''} per rank, {each}, {plan.schedule}"
-
-
-def _compute_cause(plan: Plan, best: Plan) -> str:
-    if RECOMPUTE.index(plan.recompute) > RECOMPUTE.index(best.recompute):
-        return f"{plan.recompute} recomputation"
-    if (plan.stages, plan.schedule) != (best.stages, best.schedule):
-        return f"layers on {plan.stages} stages: the slowest sets the pace"
-    return f"other sizes of products: TP {plan.tp}, CP {plan.cp}, micro-batch {plan.microbatch}"

@@ -158,17 +158,13 @@ def _parts(time: StepTime) -> list[Part]:
     held = [ranks[time.slowest]]
     if time.plan.schedule == "dualpipe":  # the stages from either end have half of the micro-batches each
         held.append(ranks[-1 - time.slowest])
-    return sorted(_grouped(time, held), key=lambda part: -part.seconds)
-
-
-def _grouped(time: StepTime, held: list[Stage]) -> list[Part]:
     groups: dict[str, list[tuple[float, Kernel]]] = {}
     for stage in held:
         for count, kernel in _kernels(time.shape, time.plan, stage, time.imbalance):
             often = count * time.plan.microbatches / len(held)
             name = _NAMES.get((kernel.part, kernel.flops > 0), "norms")
             groups.setdefault(name, []).append((often, kernel))
-    return [_part(name, group, time) for name, group in groups.items()]
+    return sorted((_part(name, group, time) for name, group in groups.items()), key=lambda part: -part.seconds)
 
 
 def _part(name: str, group: list[tuple[float, Kernel]], time: StepTime) -> Part:

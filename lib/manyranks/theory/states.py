@@ -203,12 +203,8 @@ class Group(NamedTuple):
 
 def groups(plan: Plan) -> tuple[Group, Group]:
     """The groups of the parameters that all data-parallel ranks have, and of an expert's (edp ranks: see Plan.etp)."""
-    return _groups(plan.dp * plan.cp, plan.shards, plan.tp, plan.expert_ranks, plan.expert_shards, plan.expert_tp * plan.ep)
-
-
-@functools.lru_cache(maxsize=16384)
-def _groups(ranks: int, shards: int, tp: int, *of_experts: int) -> tuple[Group, Group]:
-    return Group(ranks, shards, tp), Group(*of_experts)
+    own = Group(plan.dp * plan.cp, plan.shards, plan.tp)
+    return own, Group(plan.expert_ranks, plan.expert_shards, plan.expert_tp * plan.ep)
 
 
 class Row(NamedTuple):

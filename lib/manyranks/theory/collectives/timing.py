@@ -14,6 +14,7 @@ from manyranks.theory.cluster import Cluster
 from manyranks.theory.collectives import checks
 from manyranks.theory.collectives.algorithms import rounds
 from manyranks.theory.hardware import Link
+from manyranks.theory.names import one_of
 
 Links = Link | tuple[Link, Link]
 
@@ -183,7 +184,7 @@ def bus_bandwidth(op: str, bytes: float, seconds: float, n: int) -> float:
     Raises ValueError for an unknown operation, n below 1, and as algorithm_bandwidth.
     Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather and scatter src/gather.cu and src/scatter.cu.
     """
-    checks.operation(_FACTORS, op)
+    one_of(_FACTORS, op=op)
     if n < 1:
         raise ValueError(f"n={n}: a group has at least 1 rank")
     return algorithm_bandwidth(bytes, seconds) * _FACTORS[op](n)

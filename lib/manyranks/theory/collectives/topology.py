@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from math import prod
 
-from manyranks.theory.collectives import checks
 from manyranks.theory.hardware import Link
+from manyranks.theory.names import one_of
 
 
 def torus_seconds(op: str, bytes: float, dims: Sequence[int], link: Link) -> float:
@@ -25,7 +25,7 @@ def torus_seconds(op: str, bytes: float, dims: Sequence[int], link: Link) -> flo
     all-gather on an even ring (its bytes count all chips together, N times ours). It leaves out (N−1)/N, and takes the
     larger of the hops' time and the bytes' time; we take the sum.
     """
-    checks.operation(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), op)
+    one_of(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), op=op)
     if not bytes >= 0:
         raise ValueError(f"bytes={bytes}: must not be negative")
     if any(dim < 1 for dim in dims):

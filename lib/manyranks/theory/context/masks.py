@@ -10,7 +10,7 @@ from itertools import product, starmap
 from typing import NamedTuple
 
 from manyranks.theory import checks
-from manyranks.theory.names import nearest
+from manyranks.theory.names import one_of
 from manyranks.theory.plan import multiples
 
 LAYOUTS = ("contiguous", "striped", "zigzag")
@@ -46,8 +46,7 @@ def _hops(layout: str, scores: "Scores", before: int, behind: int) -> list[int]:
 def chunk_length(seq: int, n: int, layout: str) -> int:
     """Tokens of a chunk. Raises ValueError for an unknown layout, and a sequence without equal chunks."""
     checks.whole(seq=seq, n=n)
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r}: {nearest(layout, LAYOUTS)}")
+    one_of(LAYOUTS, layout=layout)
     chunks = 2 * n if layout == "zigzag" else n
     if seq % chunks:
         raise ValueError(f"seq={seq} in {chunks} chunks, {layout} on n={n} ranks: give {multiples(seq, chunks)}")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from manyranks.theory import checks
-from manyranks.theory.names import nearest
+from manyranks.theory.names import one_of
 
 Routing = Sequence[Sequence[Sequence[int]]]
 Matrix = tuple[tuple[int, ...], ...]  # [source][destination]
@@ -83,8 +83,8 @@ class Sends(NamedTuple):
 
     def split(self, node: int, what: str | None = None) -> Split:
         """Splits the bytes of all ranks, both passes together. what: of these exchanges only, one of NAMES, else ValueError."""
-        if what is not None and what not in NAMES:
-            raise ValueError(f"what={what!r}: {nearest(what, NAMES)}")
+        if what is not None:
+            one_of(NAMES, what=what)
         chosen = [exchange.split(node) for exchange in self.both if what in (None, exchange.what)]
         return Split(*map(sum, zip((0, 0, 0), *chosen, strict=True)))
 

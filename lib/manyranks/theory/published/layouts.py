@@ -39,11 +39,6 @@ class Layout(NamedTuple):
     def time(self) -> StepTime:
         return step.estimate(self.shape, self.plan, self.cluster)
 
-    @property
-    def predicted_hours(self) -> float:
-        """GPU hours for a trillion tokens."""
-        return 1e12 / (self.time.tokens_per_second / self.plan.gpus) / 3600
-
 
 def layouts() -> list[Layout]:
     """Reads layouts.csv: Llama 3 405B's three, MegaScale's, Yi-34B's, Gemma 2's three, DeepSeek-V2's and DeepSeek-V3's.
