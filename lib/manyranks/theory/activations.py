@@ -93,11 +93,21 @@ def _again(shape: ModelShape, local: Local, moe: bool) -> int:
 
 
 class Kept(NamedTuple):
-    """Bytes on one rank. outside: of norms, dropouts and inputs of column-parallel layers, whole on each tensor-parallel rank
-    without sequence parallelism; inside: of what lies between those layers and row-parallel ones, cut by t."""
+    """Bytes of one layer and one micro-batch on one rank.
+
+    outside: of norms, dropouts and inputs of column-parallel layers, whole on each tensor-parallel rank without sequence
+        parallelism: 10sbh in arXiv 2205.05198's layer, and 10sbh/t with it
+    inside: of what lies between those layers and row-parallel ones, cut by t: sbh(24/t + 5as/(ht)) there
+    statistics: of the norms, which the paper and layer_activations leave out
+    """
 
     outside: float
     inside: float
+    statistics: int = 0
+
+    @property
+    def total(self) -> float:
+        return sum(self)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -106,7 +116,7 @@ def of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
 
 
 def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
-    """Counts as of_layer does, apart: (10sbh, sbh(24/t + 5as/(ht))) for the paper's layer without sequence parallelism."""
+    """Counts as of_layer does, apart."""
     if plan.recompute == "selective" and plan.framework.every_other:
         return Kept(*(tokens(plan) * part for part in _every_other(shape, plan)))
     both = zip(_attention_bytes(shape, plan), _mlp_bytes(shape, plan, moe), strict=True)
