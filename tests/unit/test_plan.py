@@ -120,12 +120,6 @@ def test_one_rank_may_be_said_to_run_any_schedule():
     assert Plan(pp=1, schedule="dualpipe").gpus == 1
 
 
-@pytest.mark.parametrize("schedule", ["naive", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v"])
-def test_only_1f1b_is_interleaved(schedule):
-    with pytest.raises(ValueError, match=f"virtual=2 with schedule='{schedule}'"):
-        Plan(pp=4, schedule=schedule, virtual=2)
-
-
 @pytest.mark.parametrize(
     ("shape", "given", "said"),
     [
@@ -181,10 +175,6 @@ def test_a_plan_for_another_number_of_accelerators_is_refused():
     plan.check(TINY, 16)
     with pytest.raises(ValueError, match=re.escape("dp·cp·tp·pp = 2·1·4·2 = 16 ranks for 32 GPUs: choose degrees")):
         plan.check(TINY, 32)
-
-
-def test_expert_parallelism_is_not_in_the_product():
-    assert Plan(dp=8, cp=2, ep=16).gpus == 16
 
 
 @pytest.mark.parametrize(

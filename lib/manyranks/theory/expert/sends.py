@@ -50,11 +50,6 @@ class Exchange(NamedTuple):
         """Bytes that each rank sends to others: the payload."""
         return tuple(sum(row) - row[rank] for rank, row in enumerate(self.bytes))
 
-    @property
-    def received(self) -> tuple[int, ...]:
-        """Bytes that each rank gets from others."""
-        return tuple(sum(column) - column[rank] for rank, column in enumerate(zip(*self.bytes, strict=True)))
-
     def split(self, node: int) -> Split:
         """Splits the bytes of all ranks together. node: ranks of a node."""
         checks.whole(node=node)
