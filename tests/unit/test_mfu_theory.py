@@ -170,14 +170,9 @@ def test_every_run_of_every_table_has_a_row():
     assert all(row.source and (row.printed or row.printed_hfu) for row in mfu.rows())
 
 
-@pytest.mark.parametrize("row", mfu.rows(), ids=lambda row: f"{row.paper}: {row.run}, {row.convention}")
-def test_a_printed_utilization_is_ours_to_a_point_but_for_one(row):
-    if (row.run, "MFU") in mfu.UNEXPLAINED:
-        assert (round(row.mfu, 3), row.printed) == (0.197, 0.213)
-    elif row.printed:
-        assert row.mfu == pytest.approx(row.printed, abs=0.006)
-    if row.printed_hfu and row.hfu:
-        assert row.hfu == pytest.approx(row.printed_hfu, abs=0.006)
+def test_a_printed_utilization_that_nothing_explains_is_another_than_what_follows():  # of the others: test_published
+    [row] = [row for row in mfu.rows() if (row.run, "MFU") in mfu.UNEXPLAINED]
+    assert (round(row.mfu, 3), row.printed) == (0.197, 0.213)
 
 
 def test_beside_each_stands_what_it_is_with_half_of_the_scores_where_its_speed_is_known():

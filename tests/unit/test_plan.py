@@ -135,6 +135,11 @@ def test_one_rank_may_be_said_to_run_any_schedule():
         ),
         (TINY, {"tp": 2, "cp": 5, "seq": 105}, "seq=105 must be a multiple of cp·tp = 5·2 = 10 for sequence parallelism"),
         (TINY, {"cp": 3, "seq": 99, "context": "ulysses"}, "Ulysses: cp=3 does not divide a rank's 8 heads"),
+        (
+            replace(TINY, heads=12, head_size=8, kv_heads=6),
+            {"cp": 4, "context": "ulysses"},
+            "Ulysses: cp=4 and a rank's 6 key/value heads: one must divide the other",
+        ),
         (TINY, {"pp": 9}, "8 layers of tiny on 9 stages: lower pp=9"),
         (TINY, {"pp": 4, "virtual": 3}, "8 layers of tiny on 12 stages: lower pp=4 or virtual=3"),
         (TINY, {"pp": 5, "schedule": "zb-v"}, "8 layers of tiny on 10 stages: lower pp=5"),

@@ -265,11 +265,6 @@ def test_everything_is_printed(capsys):
     assert not any("TOO FAR" in line for line in lines)
 
 
-def test_unknown_tables_are_named():
-    with pytest.raises(ValueError, match="published table 'sc22'"):
-        rows("sc22")
-
-
 def test_the_readme_s_figures_are_those_of_the_table():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows_said, mean, worst = re.search(

@@ -56,17 +56,6 @@ def test_what_is_held_is_what_counting_the_last_rank_s_elements_gives(each, grou
     assert found.total == sum(found) - found.padding
 
 
-@given(st.integers(1, 10**6), st.integers(1, 64), st.sampled_from([1, 2, 4]))
-def test_one_row_that_divides_takes_zero_s_bytes(shard, n, replicas):
-    phi = shard * n
-    held = [
-        sharding.held([phi], n, 0).total,
-        *(sharding.held([phi], n * replicas, s, replicas=replicas).total for s in (1, 2, 3)),
-    ]
-    assert held == [16 * phi, 4 * phi + 12 * shard, 2 * phi + 14 * shard, 16 * shard]
-    assert all(sharding.held([phi], n * replicas, s, replicas=replicas).padding == 0 for s in (1, 2, 3))
-
-
 @given(st.integers(10**9, 10**12), st.integers(1, 1024), st.integers(0, 3), st.sampled_from(sorted(RECIPES)), st.booleans())
 def test_states_are_those_of_theory_memory_up_to_padding(phi, half, stage, precision, replicated):
     replicas, recipe = 2 if replicated and stage else 1, RECIPES[precision]
@@ -118,11 +107,6 @@ def test_the_peak_of_gathered_units_is_that_of_a_step_played_through(units, n, p
     assert sharding.gathered_peak(units, n, 2, prefetch) == 2 * max(moments, default=0)
 
 
-def test_two_units_are_whole_at_a_time_unless_more_are_prefetched():
-    units = [10, 40, 30, 50]
-    assert [sharding.gathered_peak(units, 2, 4, prefetch) for prefetch in range(5)] == [200, 320, 480, 520, 520]
-
-
 # Traffic
 
 
@@ -145,29 +129,6 @@ def test_what_is_sent_is_the_sum_of_the_collectives(units, group, itemsizes, kee
     assert found.reduce_scatter == sum(by("reduce_scatter", e, reduce, k, 0) for e in padded)
     assert found.all_reduce == sum(by("all_reduce", e // k, reduce, m, replica) for e in padded)
     assert found.total == sum(found)
-
-
-@pytest.mark.parametrize(("stage", "times"), [(0, 2), (1, 2), (2, 2), (3, 3)])
-@pytest.mark.parametrize("n", [1, 2, 64])
-def test_each_stage_sends_its_multiple_of_the_parameters(stage, times, n):
-    phi = 6400
-    assert sharding.sent([phi], n, stage, keep_last=False).total == times * 2 * phi * (n - 1) // n
-
-
-def test_the_last_unit_is_not_gathered_again_and_precisions_count():
-    units = [3200, 640, 6400]
-    found = sharding.sent(units, 64, 3, gather_itemsize=2, reduce_itemsize=4)
-    each = [63 * unit // 64 for unit in units]
-    assert found == (2 * sum(each), 2 * sum(each[:2]), 4 * sum(each), 0)
-    # Gathers in 16 bits and a reduction in 32: 8 bytes a parameter, less the last unit's 2.
-    assert found.total == 8 * sum(each) - 2 * each[-1]
-
-
-def test_between_replicas_only_a_shard_travels():
-    phi, shards, replicas = 64_000, 8, 4
-    found = sharding.sent([phi], 32, 3, keep_last=False, replicas=replicas)
-    assert found.all_reduce == 2 * 2 * (replicas - 1) * phi // replicas // shards
-    assert found.total - found.all_reduce == 3 * 2 * phi * (shards - 1) // shards
 
 
 # The largest model
