@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -90,12 +91,9 @@ class Watch(Journal):
             self._coming[id(work)] = work
             return work
 
-        dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv = noted, opened, coming
-        try:
-            with self, self._memory:
-                yield
-        finally:
-            dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv = wait, send, receive
+        messages = patch.multiple(dist.ProcessGroup, send=opened, recv=coming)
+        with patch.object(dist.Work, "wait", noted), messages, self, self._memory:
+            yield
 
     def follow(self, model: nn.Module) -> None:
         """Notes each gradient of the model, from now on, as it is made."""
