@@ -1,7 +1,5 @@
 """theory.sharding: what ranks hold and send, against counting element by element, and against the tables of ZeRO's papers."""
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,15 +146,6 @@ def test_the_largest_model_fits_and_one_parameter_more_does_not(group, room, pre
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_table_2_s_first_row_to_its_last_digit(stage):
-    first, *_ = published.rows("zero_table2_max_model")
-    printed = first[f"theory_{stage}"]
-    digits = len(printed.rstrip("B").partition(".")[2])
-    ours = sharding.largest(STAGES[stage], 64, V100) / BILLION
-    assert f"{ours:.{digits}f}B" == printed
-
-
-@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("row", published.rows("zero_table2_max_model"), ids=lambda row: row["gpus"])
 def test_every_cell_of_table_2(row, stage):
     mp = int(row["mp_degree"])
@@ -166,7 +155,8 @@ def test_every_cell_of_table_2(row, stage):
     if text.endswith("T"):
         assert f"{ours / 1000:.{len(text[:-1].partition('.')[2])}f}T" == text
         return
-    printed = float(text[:-1])
+    digits, printed = len(text.rstrip("B").partition(".")[2]), float(text[:-1])
+    assert mp > 1 or f"{ours:.{digits}f}B" == text  # the first row
     assert printed == pytest.approx(round(ours / mp, 1) * mp)  # the first row's, rounded, times the degree
     assert printed == pytest.approx(ours, rel=0.006)
 
@@ -177,20 +167,6 @@ def test_what_the_paper_s_authors_could_train_is_below_the_largest(row):
         measured = float(row[f"measured_{stage}"][:-1]) * BILLION
         most = sharding.largest(STAGES[stage], 64, V100, model_parallel=int(row["mp_degree"]))
         assert 0.6 * most < measured < most
-
-
-CUT_OFF = {"257", "4046", "4011", "2218", "2054", "2013"}  # not rounded: 257.75 and so on
-
-
-@pytest.mark.parametrize("row", published.rows("zero_table1"), ids=lambda row: "-".join(list(row.values())[:3]))
-def test_every_cell_of_table_1(row):
-    phi, n, printed = int(float(row["params_B"]) * BILLION), int(row["dp_degree"]), row["GB_per_device"]
-    ours = sharding.held([phi], n, STAGES[row["stage"]]).total / BILLION
-    last_digit = 10.0 ** -len(printed.partition(".")[2])
-    if printed in CUT_OFF:
-        assert 0.5 < ours - float(printed) < 1
-    else:
-        assert abs(ours - float(printed)) <= 0.5001 * last_digit
 
 
 # From DeepSpeed: docs/code-docs/source/memory.rst (HEAD edaa7221), bytes a GPU in GiB.
@@ -279,11 +255,6 @@ def test_the_slides_needs_are_these_efficiencies(kind, reached):
     assert (nvme >= needed) == (kind != "activations")
     if kind == "parameters":  # ZeRO-Offload: one accelerator's share of PCIe, 12 GB/s
         assert sharding.efficiency(intensity, 12e9, REACHED) < 0.3
-
-
-def test_optimizer_states_come_at_the_bandwidth_of_all_ranks_together():
-    for shared, own in itertools.islice(zip(NEEDED["optimizer"], NEEDED["activations"], strict=True), 1, None):
-        assert shared == 1024 * own
 
 
 # Errors
