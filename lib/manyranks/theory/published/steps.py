@@ -75,11 +75,6 @@ def of(table: str, fitted: bool = True) -> Iterator[Row]:
             yield _row(table, about, line)
 
 
-def out_of_memory() -> list[tuple[ModelShape, Plan, Cluster]]:
-    """Reads what was run and didn't fit."""
-    return [(row.shape, row.plan, row.cluster) for table in TABLES for row in of(table, fitted=False)]
-
-
 def _row(table: str, about: dict[str, str], line: dict[str, str]) -> Row:
     plan, shape = plan_of(line), models[line["shape"]]
     shape = replace(shape, **{name: published.value(text) for name, text in line.items() if name in _SIZES})
