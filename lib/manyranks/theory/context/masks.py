@@ -34,7 +34,7 @@ def work(seq: int, n: int, layout: str = "zigzag", causal: bool = True, tile: in
 
 
 def _hops(layout: str, scores: "Scores", before: int, behind: int) -> list[int]:
-    """Lists one rank's scores hop by hop: its own keys, then those of the ranks before it, the nearest first, then of those behind it."""
+    """Lists one rank's scores hop by hop: its own keys, those of the ranks before it from the nearest on, those behind it."""
     if layout == "contiguous":
         return [scores.up_to] + [scores.whole] * before + [0] * behind
     if layout == "striped":
