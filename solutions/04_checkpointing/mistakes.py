@@ -226,7 +226,7 @@ def seeded(self, ctx, *function_and_x):
 
 DetachesTheInput = changed(Right, NO_LEAF, 2.8, leaf=lambda self, ctx: self.saved(ctx).detach())
 DoesNotDetach = changed(Right, TWICE, leaf=lambda self, ctx: self.saved(ctx))
-FailsWhereNothingLearns = changed(Right, LEARNS, 5.6, gradient=at_once)
+FailsWhereNothingLearns = changed(Right, LEARNS, 5.83, gradient=at_once)
 RecomputesWithoutGradients = changed(Right, OFF, again=lambda self, ctx, x: ctx.function(x), gradient=at_once)
 IsQuietWithoutGradients = changed(Right, QUIET, 2.8, again=lambda self, ctx, x: ctx.function(x))
 ForgetsTheParameters = changed(
@@ -236,7 +236,7 @@ ForgetsTheParameters = changed(
     gradient=lambda self, ctx, y, grad, x: torch.autograd.grad(y, x, grad)[0] if x.requires_grad else None,
 )
 StartsFromOnes = changed(Right, ONES, 2.8, gradient=from_ones)
-GivesApplyNothingMore = changed(Right, "", 4.2, ANCHOR, more=lambda self: [])
+GivesApplyNothingMore = changed(Right, "", 4.67, ANCHOR, more=lambda self: [])
 NeverPutsBack = changed(Right, "", 2.8, "random numbers begin again from an earlier place", put_back=lambda self, now: None)
 DoesNotRestore = changed(NeverPutsBack, "", 2.8, RESTORE, restore=lambda self, ctx: None)
 KeepsACopy = changed(Right, COPY, 3.85, save=lambda self, ctx, x: ctx.save_for_backward(x.clone()))
@@ -256,7 +256,7 @@ class OnOneStack(Right):
         return self.stack.pop()
 
 # Two mistakes at once: the report names a cause first.
-TheChaptersFirstNode = changed(DoesNotRestore, "", 1.68, RESTORE, also=[GivesApplyNothingMore])
+TheChaptersFirstNode = changed(DoesNotRestore, "", 1.87, RESTORE, also=[GivesApplyNothingMore])
 SeedsAndStartsFromOnes = changed(StartsFromOnes, "", 2.8, SEEDS, first=seeded, restore=seeded)
 one = partial(slip, "checkpoint")
 does_nothing = one("this is an ordinary call: backward has to run the function again, from x alone", 1.75)(lambda f, x: f(x))

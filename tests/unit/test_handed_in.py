@@ -15,15 +15,16 @@ def test_a_student_has_one_notebook_an_exercise_where_it_belongs(tmp_path):
     folder = tmp_path / "ada" / NAME
     (folder / "copy").mkdir(parents=True)
     (folder.parent / "00_old").mkdir()
-    names = (f"{NAME}.ipynb", f"copy/{NAME}.ipynb", "10_nd_parallel.ipynb", "notes.ipynb")
+    names = (f"{NAME}.ipynb", f"copy/{NAME}.ipynb", "10_nd_parallel.ipynb", "notes.ipynb", f"{NAME} (1).ipynb")
     for name in (*names, f"../00_old/{NAME}.ipynb", f"../{NAME}.ipynb"):
         (folder / name).write_text("no notebook")
     found = handed_in.submissions(tmp_path, [NAME, "10_nd_parallel"])
     assert [one.path.relative_to(tmp_path).as_posix() for one in found if not one.refused] == [f"ada/{NAME}.ipynb"]
-    assert {one.exercise for one in found if one.refused and one.costs} == {"10_nd_parallel", "notes"}
+    assert {one.exercise for one in found if one.refused and one.costs} == {"10_nd_parallel", "notes", f"{NAME} (1)"}
     assert {one.refused.partition(":")[0] for one in found if one.refused} == {
         "there is another notebook of this exercise",
         "it is not where a submission is",
+        f"it is not called {NAME}.ipynb",
     }
 
 

@@ -204,7 +204,7 @@ def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit:
             found["whether the result under no_grad needs a gradient"] = y.requires_grad
             del y
         if case.turns:
-            y, h = (checked(answer(functions[0], h * k, *group), h) for k in (2, 3))
+            y, h = (checked(answer(function, x * k, *group), x) for k, function in enumerate(functions, 2))
             (y * uneven(y.shape)).sum().backward()
             return h
         for function, kind in zip(functions, case.layers, strict=True):

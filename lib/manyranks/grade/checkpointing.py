@@ -106,7 +106,7 @@ checkpoint = _Task(
         Scene("a layer with dropout"),
         Scene("a function that changes before backward", changes=True),
         Scene("under torch.no_grad()", off=True),
-        Scene("two results, backward from the first one first", turns=True),
+        Scene("two results, backward from the first one first", "LL", turns=True),
         Scene("three checkpoints and a head", "LLL", given=True, head=True),
         Scene("a frozen layer in front of a head", "F", given=True, head=True),
     ),

@@ -52,7 +52,7 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
                 refused, version, _ = contents(folder, path)
             elif not refused:
                 refused = "it is not where a submission is: student/exercise/exercise.ipynb"
-                if meant := [name for name in exercises if path.stem.startswith(name)]:
+                if meant := [name for name in exercises if path.stem != name and path.stem.startswith(name)]:
                     refused = f"it is not called {meant[0]}.ipynb: rename it, if that is what it is"
             found.append(Submission(path, student, path.stem, refused, version))
     found = list(_one_each(found, folder))
