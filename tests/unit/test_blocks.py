@@ -19,19 +19,9 @@ def test_sectors_are_those_that_enumerated_lanes_touch(stride, lanes, itemsize):
     assert blocks.sectors(stride, lanes, itemsize) == len({lane * stride * itemsize // 32 for lane in range(lanes)})
 
 
-def test_a_strided_copy_as_nvidia_describes_it():
-    """Best Practices Guide, "Strided Accesses": a stride of 2 halves the efficiency."""
-    assert [blocks.sectors(stride) for stride in (1, 2, 8, 32)] == [4, 8, 32, 32]
-
-
 @given(stride=st.integers(0, 100))
 def test_bank_conflicts_are_those_of_enumerated_words(stride):
     assert blocks.bank_conflicts(stride) == bank_conflicts([4 * lane * stride for lane in range(32)])
-
-
-@pytest.mark.parametrize(("stride", "turns"), [(0, 1), (1, 1), (2, 2), (3, 1), (32, 32), (33, 1)])
-def test_bank_conflicts_of_known_strides(stride, turns):
-    assert blocks.bank_conflicts(stride) == turns
 
 
 def test_a_product_in_one_tile_reads_each_matrix_once():

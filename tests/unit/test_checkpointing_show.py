@@ -108,11 +108,12 @@ def test_the_parts_of_a_bar_are_its_bytes_and_scores_are_5as_squared_b():
 
 def test_flops_computed_again_are_the_theory_s_shares():
     shape, forwards = models["megatron-22b"], np.array([0, 48])
-    core = flops.forward(shape, 2048).core / flops.per_token(shape, 2048, "full")
-    every = checkpointing.extra_share(shape, 2048, "full")
+    ways, trained = ("selective", "full"), flops.per_token(shape, 2048, "full")
+    core = flops.forward(shape, 2048).core / trained
+    selective, every = (flops.hardware_per_token(shape, 2048, way, "full") / trained - 1 for way in ways)
     assert setting().extra(forwards) == pytest.approx([0, 100 * every])
     assert setting(attention="selective").extra(forwards) == pytest.approx([100 * core, 100 * (core + every)])
-    assert setting(attention="selective").extra(0) == pytest.approx(100 * checkpointing.extra_share(shape, 2048, "selective"))
+    assert setting(attention="selective").extra(0) == pytest.approx(100 * selective)
     assert setting(attention="flash").extra(0) == pytest.approx(50 * core)  # five products in backward instead of four
 
 

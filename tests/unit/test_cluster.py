@@ -117,11 +117,6 @@ def test_groups_that_have_no_place_are_refused(group):
         THREE.route(*group)
 
 
-def test_a_cluster_of_no_accelerators_is_refused():
-    with pytest.raises(ValueError, match="gpus=0"):
-        THREE.of(0)
-
-
 def test_ranks_outside_the_cluster_are_refused():
     small = THREE.of(8)
     for pair in ((0, 8), (-1, 0)):

@@ -3,6 +3,9 @@
 from collections import Counter
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from manyranks.theory import collectives
 from manyranks.theory.collectives import Message, chunk_sizes, rounds, sent_bytes
@@ -77,6 +80,18 @@ def test_pairs_of_a_power_of_two_of_ranks_exchange(op):
         assert {(m.source, m.destination) for m in messages} == {(m.destination, m.source) for m in messages}
 
 
+@given(st.integers(0, 200), st.integers(1, 12))
+def test_chunks_are_those_of_tensor_split(elements, n):
+    assert chunk_sizes(elements, n) == [len(chunk) for chunk in torch.tensor_split(torch.empty(elements), n)]
+
+
+def test_sixteen_thousand_ranks_are_counted_without_their_rounds():
+    n, elements = 16384, 16384 * 3 + 5
+    assert sum(sent_bytes("all_reduce", elements, 2, n)) == 2 * 2 * (n - 1) * elements
+    assert sum(sent_bytes("all_reduce", elements, 2, n, "hierarchical", node=8)) == 2 * 2 * (n - 1) * elements
+    assert sum(sent_bytes("all_to_all", elements, 1, n, "pairwise")) == (n - 1) * elements
+
+
 @pytest.mark.parametrize(("n", "node"), [(4, 2), (6, 3), (8, 2), (8, 4)])
 def test_a_hierarchical_all_reduce_sends_a_node_th_as_much_between_nodes(n, node):
     elements, nodes, crossing = 24 * n, n // node, Counter()
@@ -103,6 +118,21 @@ def test_a_hierarchical_all_reduce_sends_a_node_th_as_much_between_nodes(n, node
 def test_an_error_says_what_to_use_instead(arguments, texts):
     with pytest.raises(ValueError) as caught:
         rounds(*arguments)
+    assert [text for text in texts if text not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (("all_reduce", 8, -4, 2), ["itemsize=-4", "not be negative"]),
+        (("broadcast", 8, 4, 3, "tree", 3), ["root=3", "0 to 2"]),
+        (("broadcast", 8, 4, 3, "tree", -1), ["root=-1", "0 to 2"]),
+        (("broadcast", 8, 4, 2, "binomial"), ["algorithm='binomial'", "broadcast", "ring, tree, naive"]),
+    ],
+)
+def test_bytes_that_cannot_be_counted_are_refused(arguments, texts):
+    with pytest.raises(ValueError) as caught:
+        sent_bytes(*arguments)
     assert [text for text in texts if text not in str(caught.value)] == []
 
 

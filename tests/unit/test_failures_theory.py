@@ -124,19 +124,14 @@ SETTINGS = [  # interval, stall, restart, M, write
 ]
 
 
-@pytest.mark.parametrize(("interval", "stall", "restart", "mtbf", "write"), SETTINGS)
-def test_the_replay_has_the_goodput_and_the_losses_of_the_formulas(interval, stall, restart, mtbf, write):
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_replay_s_goodput_losses_and_shares_of_its_time_are_those_of_the_formulas(setting):
+    interval, stall, restart, mtbf, write = setting
     trace, work = poisson(mtbf, 20_000 * mtbf, seed=1), 2000 * mtbf
     history = survive(trace, work, interval, stall, restart, write)
-    assert history.goodput == pytest.approx(goodput(interval, stall, restart, mtbf, write), rel=0.015)
+    assert history.goodput == pytest.approx(goodput(*setting), rel=0.015)
     at_once = survive(trace, work, interval, stall, 0, write)  # where no failure hits a restart
     assert at_once.of("lost") / len(at_once.failures) == pytest.approx(lost_work(interval, stall, mtbf, write), rel=0.03)
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_the_replay_s_time_goes_where_the_formulas_say(setting):
-    interval, stall, restart, mtbf, write = setting
-    history = survive(poisson(mtbf, 20_000 * mtbf, seed=1), 2000 * mtbf, interval, stall, restart, write)
     found = failures.shares(*setting)
     assert sum(found.values()) == pytest.approx(1)
     for kind, share in found.items():

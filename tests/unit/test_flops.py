@@ -90,7 +90,7 @@ def test_the_kernels_of_all_ranks_multiply_what_the_model_does(shape, t, c):
 def test_backward_multiplies_twice_what_forward_does_and_full_recomputation_three_times(shape):
     for kind, times in (("none", 2), ("full", 3)):
         plan = Plan(seq=S, flash=False, recompute=kind)
-        forward, backward = (sum(k.flops for k in side(shape, plan, False)) for side in (layer.forward, layer.backward))
+        forward, backward = (sum(kernel.flops for kernel in side) for side in layer.work(shape, plan, "dense")[:2])
         assert backward == times * forward
 
 
@@ -101,7 +101,8 @@ RATES = {"bf16": {"bf16"}, "fp8": {"bf16", "fp8"}, "mxfp8": {"bf16", "fp8"}, "nv
 @pytest.mark.parametrize("flash", [False, True])
 def test_products_run_at_the_rate_of_the_precision(precision, rates, flash):
     plan = Plan(seq=S, precision=precision, flash=flash)
-    kernels = layer.forward(ROUTED, plan, True) + layer.backward(ROUTED, plan, True) + layer.head(ROUTED, plan)
+    moe = layer.work(ROUTED, plan, "moe")
+    kernels = moe.forward + moe.backward + layer.head(ROUTED, plan)
     assert {kernel.rate for kernel in kernels if kernel.flops} == rates
 
 

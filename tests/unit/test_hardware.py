@@ -71,12 +71,6 @@ def test_every_published_row_names_its_source():
         theory.published.rows("gpt5")
 
 
-def test_training_takes_six_flops_a_parameter_and_token():
-    assert theory.flops.training(175e9, 300e9) == pytest.approx(3.15e23)
-    with pytest.raises(ValueError, match="tokens=-1"):
-        theory.flops.training(1, -1)
-
-
 # Devices and their peaks -------------------------------------------------------------------------------------------------
 
 DEVICES = {

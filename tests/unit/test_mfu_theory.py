@@ -46,10 +46,10 @@ def moved_elements(m, k, n, tile):
 
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 50), st.sampled_from([1, 2, 4]))
-def test_the_intensity_of_a_tiled_product_is_that_of_its_loop(m, k, n, tile, itemsize):
-    expected = 2 * m * k * n / (itemsize * moved_elements(m, k, n, tile))
-    assert roofline.tiled_intensity(m, k, n, tile, itemsize) == pytest.approx(expected)
-    assert roofline.tiled_intensity(m, k, n, max(m, n), itemsize) == roofline.product_intensity(m, k, n, itemsize)
+def test_a_tiled_product_moves_the_bytes_of_its_loop(m, k, n, tile, itemsize):
+    tiled, whole = (theory.blocks.product_bytes(m, k, n, rows, itemsize=itemsize) for rows in (tile, max(m, n)))
+    assert tiled == itemsize * moved_elements(m, k, n, tile)
+    assert roofline.product_intensity(m, k, n, itemsize) == 2 * m * k * n / whole
 
 
 def test_what_only_moves_memory_has_no_intensity():
@@ -170,14 +170,9 @@ def test_every_run_of_every_table_has_a_row():
     assert all(row.source and (row.printed or row.printed_hfu) for row in mfu.rows())
 
 
-@pytest.mark.parametrize("row", mfu.rows(), ids=lambda row: f"{row.paper}: {row.run}, {row.convention}")
-def test_a_printed_utilization_is_ours_to_a_point_but_for_one(row):
-    if (row.run, "MFU") in mfu.UNEXPLAINED:
-        assert (round(row.mfu, 3), row.printed) == (0.197, 0.213)
-    elif row.printed:
-        assert row.mfu == pytest.approx(row.printed, abs=0.006)
-    if row.printed_hfu and row.hfu:
-        assert row.hfu == pytest.approx(row.printed_hfu, abs=0.006)
+def test_a_printed_utilization_that_nothing_explains_is_another_than_what_follows():  # of the others: test_published
+    [row] = [row for row in mfu.rows() if (row.run, "MFU") in mfu.UNEXPLAINED]
+    assert (round(row.mfu, 3), row.printed) == (0.197, 0.213)
 
 
 def test_beside_each_stands_what_it_is_with_half_of_the_scores_where_its_speed_is_known():
@@ -233,7 +228,6 @@ def test_nemo_s_release_24_12_counts_as_torchtitan_does(model, speed, tflops):
         ),
         (lambda: roofline.roof(theory.accelerators["H100 SXM"], "fp8"), "dtype='fp8': .*choose from bfloat16"),
         (lambda: roofline.product_intensity(0, 1, 1), "m=0"),
-        (lambda: roofline.tiled_intensity(1, 1, 1, 0), "tile=0"),
         (lambda: roofline.parts("llama", LLAMA[1], LLAMA[2]), "shape='llama'"),
         (lambda: roofline.time_budget(LLAMA[0], Plan(tp=3, seq=9, sequence_parallel=False), LLAMA[2]), "tp=3 does not divide"),
         (lambda: roofline.roof("H100 SXM"), "accelerator='H100 SXM': give an Accelerator"),

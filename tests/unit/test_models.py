@@ -12,40 +12,25 @@ from manyranks.theory import published
 from manyranks.theory.architecture import parameters_of
 from manyranks.theory.shapes import hybrids, models
 
-# Weights in the released checkpoints (safetensors headers), without buffers.
+# Weights in the released checkpoints (safetensors headers), without buffers. Of others, test_hf_config has them.
 RELEASED = {
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
-    "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,
     "llama-65b": 65_285_660_672,
-    "llama2-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,
     "llama2-70b": 68_976_648_192,
     "yi-34b": 34_388_917_248,
-    "mistral-7b": 7_241_732_096,
-    "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
     "deepseek-v2": 235_741_434_880,
-    "deepseek-v2-lite": 15_706_484_224,
-    "qwen2-7b": 7_615_616_512,
     "qwen2-72b": 72_706_203_648,
-    "qwen3-8b": 8_190_735_360,
-    "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
-    "kimi-k2": 1_026_408_232_448,
-    "gpt-oss-20b": 20_914_757_184,
-    "gpt-oss-120b": 116_829_156_672,
-    "gemma-2b": 2_506_172_416,
-    "gemma-7b": 8_537_680_896,
-    "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
     "bloom-176b": 176_247_271_424,
     "gpt-neox-20b": 20_554_567_680,
-    "pythia-6.9b": 6_857_302_016,
     "pythia-12b": 11_846_072_320,
 }
 # Billions, as the papers print them.
@@ -80,36 +65,19 @@ def test_models_with_experts_have_the_published_total_and_active_counts(name):
     assert (shape.active_parameters - without) / 1e9 == pytest.approx(active, rel=0.025)
 
 
-@pytest.mark.parametrize(("name", "released"), [("glm-4.5", 358_337_791_296), ("glm-4.5-air", 110_468_824_832)])
-def test_glm_4_5_with_its_prediction_module_is_the_released_checkpoint(name, released):
+@pytest.mark.parametrize(
+    ("name", "released"), [("glm-4.5", 358_337_791_296), ("glm-4.5-air", 110_468_824_832), ("deepseek-v3", 685e9)]
+)
+def test_models_with_their_prediction_modules_are_the_released_checkpoints(name, released):
     shape = models[name]
-    copies = parameters_of(shape.embedding + shape.head)  # as DeepSeek-V3 stores them
-    assert shape.parameters + shape.mtp_parameters + copies == released
+    copies = parameters_of(shape.embedding + shape.head)  # the checkpoints store both again
+    assert shape.parameters + shape.mtp_parameters + copies == pytest.approx(released, abs=0.6e9 if released == 685e9 else 0)
 
 
 def test_every_other_layer_of_gpt_oss_looks_back_128_tokens():
     for name in ("gpt-oss-20b", "gpt-oss-120b"):
         shape = models[name]
         assert (shape.window, 2 * shape.window_layers) == (128, shape.layers)
-
-
-def test_deepseek_v3_with_its_prediction_module_is_the_released_checkpoint():
-    shape = models["deepseek-v3"]
-    assert shape.parameters / 1e9 == pytest.approx(671.03, abs=0.05)
-    assert shape.active_parameters / 1e9 == pytest.approx(37.55, abs=0.05)
-    assert (shape.active_parameters - shape.embedding_parameters) / 1e9 == pytest.approx(36.63, abs=0.05)
-    copies = parameters_of(shape.embedding + shape.head)  # the checkpoint stores both again
-    assert (shape.parameters + shape.mtp_parameters + copies) / 1e9 == pytest.approx(685, abs=0.6)
-
-
-def test_gpt3_is_as_large_as_it_is_called():
-    shape = models["gpt3-175b"]
-    assert shape.parameters / 1e9 == pytest.approx(174.6, abs=0.05)
-    assert shape.parameters == pytest.approx(175e9, rel=3e-3)
-
-
-def test_palm_has_the_parameters_that_its_mfu_is_computed_with():
-    assert models["palm-540b"].parameters / 1e9 == pytest.approx(540.35, abs=0.01)
 
 
 @pytest.mark.parametrize("row", published.rows("megatron_sc21_table1"), ids=lambda row: row["params_B"])
@@ -127,9 +95,10 @@ def test_megatron_s_models_have_the_paper_s_count_and_a_final_norm(row):
     [
         *(("megatron-22b", 22, 0), ("megatron-175b", 175, 0), ("megatron-530b", 530, 0), ("megatron-1t", 1008, 0)),
         *(("zb-1.5b", 1.5, 1), ("zb-6.2b", 6.2, 1), ("zb-14.6b", 14.6, 1), ("zb-28.3b", 28.3, 1), ("opt-175b", 175, 0)),
+        *(("gpt3-175b", 174.6, 1), ("palm-540b", 540.4, 1)),
     ],
 )
-def test_a_model_is_as_large_as_its_name_says(name, billions, digits):
+def test_a_model_is_as_large_as_its_name_or_its_paper_says(name, billions, digits):
     assert round(models[name].parameters / 1e9, digits) == billions
 
 

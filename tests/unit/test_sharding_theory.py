@@ -1,7 +1,5 @@
 """theory.sharding: what ranks hold and send, against counting element by element, and against the tables of ZeRO's papers."""
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,17 +54,6 @@ def test_what_is_held_is_what_counting_the_last_rank_s_elements_gives(each, grou
     assert found.total == sum(found) - found.padding
 
 
-@given(st.integers(1, 10**6), st.integers(1, 64), st.sampled_from([1, 2, 4]))
-def test_one_row_that_divides_takes_zero_s_bytes(shard, n, replicas):
-    phi = shard * n
-    held = [
-        sharding.held([phi], n, 0).total,
-        *(sharding.held([phi], n * replicas, s, replicas=replicas).total for s in (1, 2, 3)),
-    ]
-    assert held == [16 * phi, 4 * phi + 12 * shard, 2 * phi + 14 * shard, 16 * shard]
-    assert all(sharding.held([phi], n * replicas, s, replicas=replicas).padding == 0 for s in (1, 2, 3))
-
-
 @given(st.integers(10**9, 10**12), st.integers(1, 1024), st.integers(0, 3), st.sampled_from(sorted(RECIPES)), st.booleans())
 def test_states_are_those_of_theory_memory_up_to_padding(phi, half, stage, precision, replicated):
     replicas, recipe = 2 if replicated and stage else 1, RECIPES[precision]
@@ -118,11 +105,6 @@ def test_the_peak_of_gathered_units_is_that_of_a_step_played_through(units, n, p
     assert sharding.gathered_peak(units, n, 2, prefetch) == 2 * max(moments, default=0)
 
 
-def test_two_units_are_whole_at_a_time_unless_more_are_prefetched():
-    units = [10, 40, 30, 50]
-    assert [sharding.gathered_peak(units, 2, 4, prefetch) for prefetch in range(5)] == [200, 320, 480, 520, 520]
-
-
 # Traffic
 
 
@@ -147,29 +129,6 @@ def test_what_is_sent_is_the_sum_of_the_collectives(units, group, itemsizes, kee
     assert found.total == sum(found)
 
 
-@pytest.mark.parametrize(("stage", "times"), [(0, 2), (1, 2), (2, 2), (3, 3)])
-@pytest.mark.parametrize("n", [1, 2, 64])
-def test_each_stage_sends_its_multiple_of_the_parameters(stage, times, n):
-    phi = 6400
-    assert sharding.sent([phi], n, stage, keep_last=False).total == times * 2 * phi * (n - 1) // n
-
-
-def test_the_last_unit_is_not_gathered_again_and_precisions_count():
-    units = [3200, 640, 6400]
-    found = sharding.sent(units, 64, 3, gather_itemsize=2, reduce_itemsize=4)
-    each = [63 * unit // 64 for unit in units]
-    assert found == (2 * sum(each), 2 * sum(each[:2]), 4 * sum(each), 0)
-    # Gathers in 16 bits and a reduction in 32: 8 bytes a parameter, less the last unit's 2.
-    assert found.total == 8 * sum(each) - 2 * each[-1]
-
-
-def test_between_replicas_only_a_shard_travels():
-    phi, shards, replicas = 64_000, 8, 4
-    found = sharding.sent([phi], 32, 3, keep_last=False, replicas=replicas)
-    assert found.all_reduce == 2 * 2 * (replicas - 1) * phi // replicas // shards
-    assert found.total - found.all_reduce == 3 * 2 * phi * (shards - 1) // shards
-
-
 # The largest model
 
 
@@ -187,15 +146,6 @@ def test_the_largest_model_fits_and_one_parameter_more_does_not(group, room, pre
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_table_2_s_first_row_to_its_last_digit(stage):
-    first, *_ = published.rows("zero_table2_max_model")
-    printed = first[f"theory_{stage}"]
-    digits = len(printed.rstrip("B").partition(".")[2])
-    ours = sharding.largest(STAGES[stage], 64, V100) / BILLION
-    assert f"{ours:.{digits}f}B" == printed
-
-
-@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("row", published.rows("zero_table2_max_model"), ids=lambda row: row["gpus"])
 def test_every_cell_of_table_2(row, stage):
     mp = int(row["mp_degree"])
@@ -205,7 +155,8 @@ def test_every_cell_of_table_2(row, stage):
     if text.endswith("T"):
         assert f"{ours / 1000:.{len(text[:-1].partition('.')[2])}f}T" == text
         return
-    printed = float(text[:-1])
+    digits, printed = len(text.rstrip("B").partition(".")[2]), float(text[:-1])
+    assert mp > 1 or f"{ours:.{digits}f}B" == text  # the first row
     assert printed == pytest.approx(round(ours / mp, 1) * mp)  # the first row's, rounded, times the degree
     assert printed == pytest.approx(ours, rel=0.006)
 
@@ -216,20 +167,6 @@ def test_what_the_paper_s_authors_could_train_is_below_the_largest(row):
         measured = float(row[f"measured_{stage}"][:-1]) * BILLION
         most = sharding.largest(STAGES[stage], 64, V100, model_parallel=int(row["mp_degree"]))
         assert 0.6 * most < measured < most
-
-
-CUT_OFF = {"257", "4046", "4011", "2218", "2054", "2013"}  # not rounded: 257.75 and so on
-
-
-@pytest.mark.parametrize("row", published.rows("zero_table1"), ids=lambda row: "-".join(list(row.values())[:3]))
-def test_every_cell_of_table_1(row):
-    phi, n, printed = int(float(row["params_B"]) * BILLION), int(row["dp_degree"]), row["GB_per_device"]
-    ours = sharding.held([phi], n, STAGES[row["stage"]]).total / BILLION
-    last_digit = 10.0 ** -len(printed.partition(".")[2])
-    if printed in CUT_OFF:
-        assert 0.5 < ours - float(printed) < 1
-    else:
-        assert abs(ours - float(printed)) <= 0.5001 * last_digit
 
 
 # From DeepSpeed: docs/code-docs/source/memory.rst (HEAD edaa7221), bytes a GPU in GiB.
@@ -318,11 +255,6 @@ def test_the_slides_needs_are_these_efficiencies(kind, reached):
     assert (nvme >= needed) == (kind != "activations")
     if kind == "parameters":  # ZeRO-Offload: one accelerator's share of PCIe, 12 GB/s
         assert sharding.efficiency(intensity, 12e9, REACHED) < 0.3
-
-
-def test_optimizer_states_come_at_the_bandwidth_of_all_ranks_together():
-    for shared, own in itertools.islice(zip(NEEDED["optimizer"], NEEDED["activations"], strict=True), 1, None):
-        assert shared == 1024 * own
 
 
 # Errors

@@ -45,20 +45,12 @@ def _diverging_collective(calls: dict[int, list[Call]]) -> str | None:
         for rank in by_rank[first].ranks:
             if rank in by_rank and signature(by_rank[rank]) != signature(by_rank[first]):
                 return _sentence(first, by_rank[first], rank, by_rank[rank])
-            if rank in calls and _known(last[group, rank], calls[rank]) and last[group, rank] <= sequence:
-                return f"rank {first} issued {_at(by_rank[first])}, rank {rank} {_stopped(last[group, rank])}"
+            count = last[group, rank]
+            known = rank in calls and (count > 0 or len(calls[rank]) < RECENT)  # a full list may have lost them all
+            if known and count <= sequence:
+                stopped = f"stopped after {count} collective{'s' if count > 1 else ''}" if count else "none"
+                return f"rank {first} issued {_at(by_rank[first])}, rank {rank} {stopped}"
     return None
-
-
-def _known(count: int, issued: list[Call]) -> bool:
-    """Returns whether the rank's list shows how many collectives it issued: a full list may have lost them all."""
-    return count > 0 or len(issued) < RECENT
-
-
-def _stopped(count: int) -> str:
-    if not count:
-        return "none"
-    return f"stopped after {count} collective{'s' if count > 1 else ''}"
 
 
 def signature(call: Call) -> tuple:
@@ -68,10 +60,12 @@ def signature(call: Call) -> tuple:
 
 def _diverging_message(calls: dict[int, list[Call]]) -> str | None:
     ends: dict[tuple, dict[str, tuple[int, Call]]] = defaultdict(dict)
-    from_anyone = {(call.group, rank) for rank, issued in calls.items() for call in issued if _is_from_anyone(call)}
+    from_anyone = set()  # groups, and ranks that receive from anyone in them
     for rank, issued in calls.items():
         for call in issued:
-            if call.op in POINT_TO_POINT and call.peer is not None:
+            if call.op == "recv" and call.peer is None:
+                from_anyone.add((call.group, rank))
+            elif call.op in POINT_TO_POINT:
                 pair = (rank, call.peer) if call.op == "send" else (call.peer, rank)
                 ends[call.group, pair, call.tag, call.sequence][call.op] = rank, call
     for (group, (_, receiver), *_), both in ends.items():
@@ -79,10 +73,6 @@ def _diverging_message(calls: dict[int, list[Call]]) -> str | None:
         if matched and both["send"][1].bytes != both["recv"][1].bytes:
             return _sentence(*both["send"], *both["recv"])
     return None
-
-
-def _is_from_anyone(call: Call) -> bool:
-    return call.op == "recv" and call.peer is None
 
 
 def _sentence(a: int, call_a: Call, b: int, call_b: Call) -> str:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,32 +11,25 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 
-def _attention(query, key, value, *rest, out_shape=None, **named) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
-def _attention_backward(gradient, query, key, value, *rest, out_shape=None, **named) -> int:
-    return sdpa_backward_flop_count(gradient, query, key, value)
-
-
-def _product(first, second, *rest, out_shape=None, **named) -> int:
+def _product(first: Sequence[int], second: Sequence[int]) -> int:
     """The second may be a vector; in a batch, or in groups of rows or columns, each has its own matrix."""
     columns_in_groups = len(first) > len(second) > 1
     return 2 * math.prod(first[-2:] if columns_in_groups else first) * (1 if len(second) == 1 else second[-1])
 
 
-def _added_product(added, first, second, *rest, out_shape=None, **named) -> int:
-    return _product(first, second)
+def _of_shapes(count: Callable[..., int], first: int, last: int) -> Callable[..., int]:
+    """Counts by the shapes of the arguments from the first to before the last."""
+    return shape_wrapper(lambda *shapes, out_shape=None, **named: count(*shapes[first:last]))
 
 
 _LEFT_OUT = {
-    _product: ("mv", "dot", "vdot", "_grouped_mm"),
-    _added_product: ("addmv", "addmv_", "addbmm", "addbmm_", "addmm_", "baddbmm_"),
-    _attention: ("_scaled_dot_product_flash_attention_for_cpu",),
-    _attention_backward: ("_scaled_dot_product_flash_attention_for_cpu_backward",),
+    _of_shapes(_product, 0, 2): "mv dot vdot _grouped_mm",
+    _of_shapes(_product, 1, 3): "addmv addmv_ addbmm addbmm_ addmm_ baddbmm_",
+    _of_shapes(sdpa_flop_count, 0, 3): "_scaled_dot_product_flash_attention_for_cpu",
+    _of_shapes(sdpa_backward_flop_count, 0, 4): "_scaled_dot_product_flash_attention_for_cpu_backward",
 }
 FORMULAS = flop_registry | {
-    getattr(torch.ops.aten, name): shape_wrapper(count) for count, names in _LEFT_OUT.items() for name in names
+    getattr(torch.ops.aten, name): count for count, names in _LEFT_OUT.items() for name in names.split()
 }
 LOOKUPS = {f"aten::{name}" for name in ("index", "index_select", "embedding", "gather", "take")}
 

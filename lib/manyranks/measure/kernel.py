@@ -12,10 +12,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -177,14 +178,10 @@ def _watched(launches: list[Launch]) -> Iterator[None]:
     notes = {(InterpreterBuilder, name): note for name, note in _NOTES.items() if hasattr(InterpreterBuilder, name)}
     notes[GridExecutor, "__call__"] = _Watch.launch
     notes[TensorHandle, "__init__"] = lambda watch, _, data, *rest, **more: watch.made(data)
-    before = {(owner, name): getattr(owner, name) for owner, name in notes}
-    for (owner, name), original in before.items():
-        setattr(owner, name, _noted(partial(notes[owner, name], watch), original))
-    try:
+    with ExitStack() as patches:
+        for (owner, name), note in notes.items():
+            patches.enter_context(patch.object(owner, name, _noted(partial(note, watch), getattr(owner, name))))
         yield
-    finally:
-        for (owner, name), original in before.items():
-            setattr(owner, name, original)
 
 
 def _noted(note: Callable, original: Callable) -> Callable:

@@ -172,9 +172,7 @@ def compare(reference: Trace, other: Trace, limit: float | None = None) -> Depar
     return first
 
 
-def compare_ranks(
-    reference: Trace, traces: Sequence[Trace], parts: Sequence[Part], limit: float | None = None
-) -> Departure | None:
+def compare_ranks(reference: Trace, traces: Sequence[Trace], parts: Sequence[Part]) -> Departure | None:
     """Does as compare, for ranks that have parts: finds the first tensor, in the reference's order, that departs on any.
 
     Ranks that should have the same are each compared with the reference, so that it also finds copies that differ.
@@ -184,7 +182,7 @@ def compare_ranks(
         raise ValueError(f"{len(traces)} traces and {len(parts)} parts: give one of each for every rank")
     found = []
     for rank, (own, part) in enumerate(zip(traces, parts, strict=True)):
-        if departure := compare(part.of(reference, own), own, limit):
+        if departure := compare(part.of(reference, own), own):
             found.append(replace(departure, rank=rank))
     order = {name: place for place, name in enumerate(reference)}
     return min(found, key=lambda each: (each.verdict != BUG, order[each.name], each.rank), default=None)

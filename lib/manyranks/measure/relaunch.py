@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -124,11 +125,8 @@ def noted(inputs: list[Tensor]) -> Iterator[Launches]:
         launches.launch(kernel, grid, dict(bound.arguments))
         return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
 
-    InterpretedFunction.run = note
-    try:
+    with patch.object(InterpretedFunction, "run", note):
         yield launches
-    finally:
-        InterpretedFunction.run = run
 
 
 def relaunch(told: dict, inputs: list[Tensor], results: list[list]) -> Counted:

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -90,18 +91,15 @@ class Watch(Journal):
             self._coming[id(work)] = work
             return work
 
-        dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv = noted, opened, coming
-        try:
-            with self, self._memory:
-                yield
-        finally:
-            dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv = wait, send, receive
+        messages = patch.multiple(dist.ProcessGroup, send=opened, recv=coming)
+        with patch.object(dist.Work, "wait", noted), messages, self, self._memory:
+            yield
 
     def follow(self, model: nn.Module) -> None:
         """Notes each gradient of the model, from now on, as it is made."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._gradient(name))
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.events.append(Event("gradient", name)))
 
     def mark(self, what: str) -> None:
         """Notes that the script has come to this place."""
@@ -190,9 +188,6 @@ class Watch(Journal):
         own = _Place.of(tensor)
         read = (place for places in self._open.values() for place in places if place.storage == own.storage)
         return any(place.begins < own.ends and own.begins < place.ends for place in read)
-
-    def _gradient(self, name: str) -> None:
-        self.events.append(Event("gradient", name))
 
     def _stop_forbidden(self) -> None:
         function, place, what, hint = self._forbidden

@@ -34,7 +34,8 @@ def of_ranks(dealt: Dealt, local: Local, m: int, flying: tuple[float, ...]) -> l
     shape, layout, p = dealt.shape, dealt.layout, len(dealt.ranks)
     held = [(dealt.ranks[rank], most) for rank, most in zip(dealt.firsts, flying, strict=True)]
     kept = [_kept(shape, local, stage, layout.schedule, most, min(m, p)) for stage, most in held]
-    again = [_again(shape, local, stage) for stage, _ in held]
+    kinds = [[moe for moe, layers in ((False, stage.dense), (True, stage.moe)) if layers] for stage, _ in held]
+    again = [max((_again(shape, local, moe) for moe in each), default=0) for each in kinds]
     away = [offloaded(shape, local, stage, most) for stage, most in held]
     if layout.schedule == "dualpipe" and p > 1:
         pairs = zip(kept, reversed(kept), again, reversed(again), away, reversed(away), strict=True)
@@ -82,28 +83,31 @@ def _loss(shape: ModelShape, plan: Local, stage: Stage) -> float:
     return (stage.head + stage.mtp) * one
 
 
-def _again(shape: ModelShape, local: Local, stage: Stage) -> int:
-    kinds = [moe for moe, layers in ((False, stage.dense), (True, stage.moe)) if layers]
-    return max((_again_of_layer(shape, local, moe) for moe in kinds), default=0)
-
-
 @functools.lru_cache(maxsize=16384)
-def _again_of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
+def _again(shape: ModelShape, local: Local, moe: bool) -> int:
     again = of_layer(shape, local._replace(recompute="none"), moe) - of_layer(shape, local, moe)
-    return again if local.flash else again + round(_scores_gradients(shape, local))
-
-
-def _scores_gradients(shape: ModelShape, local: Local) -> float:
-    """Counts what a softmax's operators hold at once in backward: two tensors as large as what it keeps in 32 bits."""
-    return 2 * local.framework.keeps.softmax * tokens(local) * local.seq * shape.heads / local.tp
+    if local.flash:
+        return again
+    # In backward a softmax's operators also hold two tensors as large as what it keeps in 32 bits.
+    return again + round(2 * local.framework.keeps.softmax * tokens(local) * local.seq * shape.heads / local.tp)
 
 
 class Kept(NamedTuple):
-    """Bytes on one rank. outside: of norms, dropouts and inputs of column-parallel layers, whole on each tensor-parallel rank
-    without sequence parallelism; inside: of what lies between those layers and row-parallel ones, cut by t."""
+    """Bytes of one layer and one micro-batch on one rank.
+
+    outside: of norms, dropouts and inputs of column-parallel layers, whole on each tensor-parallel rank without sequence
+        parallelism: 10sbh in arXiv 2205.05198's layer, and 10sbh/t with it
+    inside: of what lies between those layers and row-parallel ones, cut by t: sbh(24/t + 5as/(ht)) there
+    statistics: of the norms, which the paper and layer_activations leave out
+    """
 
     outside: float
     inside: float
+    statistics: int = 0
+
+    @property
+    def total(self) -> float:
+        return sum(self)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -112,7 +116,7 @@ def of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
 
 
 def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
-    """Counts as of_layer does, apart: (10sbh, sbh(24/t + 5as/(ht))) for the paper's layer without sequence parallelism."""
+    """Counts as of_layer does, apart."""
     if plan.recompute == "selective" and plan.framework.every_other:
         return Kept(*(tokens(plan) * part for part in _every_other(shape, plan)))
     both = zip(_attention_bytes(shape, plan), _mlp_bytes(shape, plan, moe), strict=True)
@@ -143,7 +147,8 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
         return Kept(item * h / split, 0.0)  # the layer's input
     again = plan.recompute == "selective"
     outside = (item + _norm_keeps(shape, plan)) * h + (h if shape.dropout else 0)  # of the norm, and of attention's dropout
-    inside = _latent(shape, plan, again) if shape.latent else item * (shape.query_size + 2 * _read_size(shape, plan))
+    read = _kv_size(shape, t * plan.cp if plan.context == "ulysses" else t)  # heads that ranks read, copied for them
+    inside = _latent(shape, plan, again) if shape.latent else item * (shape.query_size + 2 * read)
     inside += item * (shape.query_size + _kv_size(shape, t)) if shape.qk_norm and not again else 0  # before their norms
     output = shape.heads * shape.latent.value_size if shape.latent else shape.query_size
     inside += plan.recipe.matmul * output
@@ -170,11 +175,6 @@ def _norm_keeps(shape: ModelShape, plan: Plan) -> float:
 def _kv_size(shape: ModelShape, t: int) -> int:
     """Counts a token's keys on t ranks: with more of these than key/value heads, each head is on several."""
     return shape.head_size * max(shape.kv_heads, t)
-
-
-def _read_size(shape: ModelShape, plan: Plan) -> int:
-    """Counts as _kv_size does, where Ulysses has copied key/value heads for the ranks that read them."""
-    return _kv_size(shape, plan.tp * (plan.cp if plan.context == "ulysses" else 1))
 
 
 def _latent(shape: ModelShape, plan: Plan, again: bool) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
-from manyranks.theory.names import concise, nearest, whole
+from manyranks.theory.names import concise, one_of, whole
 
 # Vectors of the normalized size that a norm learns: a scale, or a scale and a shift.
 NORMS = {"rmsnorm": 1, "layernorm": 2, "none": 0}
@@ -148,8 +148,7 @@ class ModelShape:
         return concise(self, "name", "layers", "hidden", "ffn", "heads", "vocab", "kv_heads", "head_size", hide="source")
 
     def _check_types(self) -> None:
-        if self.norm not in NORMS:
-            raise ValueError(f"norm={self.norm!r}: {nearest(self.norm, NORMS)}")
+        one_of(NORMS, norm=self.norm)
         if not isinstance(self.latent, LatentAttention | None):
             raise ValueError(f"latent={self.latent!r}: must be a LatentAttention or None")
         for field in fields(self):
@@ -160,17 +159,13 @@ class ModelShape:
                 whole(int(field.default != 0 and field.name != "window_layers"), **{field.name: value})
 
     def _fill(self) -> None:
-        def default(field: str, value: int) -> None:
-            if getattr(self, field) in (None, 0):
-                object.__setattr__(self, field, value)
-
         if self.head_size is None and self.latent is None and self.hidden % self.heads:
             raise ValueError(f"heads={self.heads} does not divide hidden={self.hidden}: give head_size, or other sizes")
-        default("kv_heads", self.heads)
-        default("head_size", self.latent.nope_size + self.latent.rope_size if self.latent else self.hidden // self.heads)
-        default("shared_ffn", self.expert_ffn if self.shared_experts else 0)
-        if self.window_layers is None:
-            object.__setattr__(self, "window_layers", self.layers if self.window else 0)
+        size = self.latent.nope_size + self.latent.rope_size if self.latent else self.hidden // self.heads
+        usual = {"kv_heads": self.heads, "head_size": size, "shared_ffn": self.expert_ffn if self.shared_experts else 0}
+        for field, value in (usual | {"window_layers": self.layers if self.window else 0}).items():
+            if getattr(self, field) is None or (field == "shared_ffn" and not self.shared_ffn):
+                object.__setattr__(self, field, value)
 
     def _check_attention(self) -> None:
         if self.heads % self.kv_heads:

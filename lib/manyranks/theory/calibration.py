@@ -71,12 +71,8 @@ def calibrate(measured: Measurements, cluster: Cluster, name: str = "") -> Clust
         source="measured",
     )
     node, *others = cluster.levels
-    calibrated = node._replace(link=_link(measured, node.link.name))
-    return replace(cluster, name=name or f"{cluster.name}, calibrated", accelerator=chip, levels=(calibrated, *others))
-
-
-def _link(measured: Measurements, name: str) -> Link:
-    """An all-reduce around a ring of n takes 2(n − 1)α + 2(n − 1)/n · S/β."""
-    n = measured.ranks
-    whole = fit_link(name, [2 * (n - 1) / n * size for size in measured.sizes], measured.seconds)
-    return Link(name, max(0.0, whole.latency) / (2 * (n - 1)), whole.bandwidth / BANDWIDTH, "measured")
+    n = measured.ranks  # an all-reduce around a ring of them takes 2(n − 1)α + 2(n − 1)/n · S/β
+    whole = fit_link(node.link.name, [2 * (n - 1) / n * size for size in measured.sizes], measured.seconds)
+    link = Link(node.link.name, max(0.0, whole.latency) / (2 * (n - 1)), whole.bandwidth / BANDWIDTH, "measured")
+    levels = node._replace(link=link), *others
+    return replace(cluster, name=name or f"{cluster.name}, calibrated", accelerator=chip, levels=levels)

@@ -60,8 +60,7 @@ class Calls(NamedTuple):
     def __rmul__(self, times: int) -> "Calls":
         return Calls(*(times * x for x in self))
 
-    def __mul__(self, times: int) -> "Calls":
-        return times * self
+    __mul__ = __rmul__
 
 
 class Passes(NamedTuple):
@@ -80,8 +79,7 @@ class Passes(NamedTuple):
     def __rmul__(self, times: int) -> "Passes":
         return Passes(times * self.forward, times * self.backward)
 
-    def __mul__(self, times: int) -> "Passes":
-        return times * self
+    __mul__ = __rmul__
 
 
 def counted(calls: Iterable[Call], n: int, rank: int = 0) -> Passes:

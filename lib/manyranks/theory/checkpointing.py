@@ -9,7 +9,7 @@ Forward's and backward's times may be in any unit, as seconds or FLOPs. Working 
 Source of the lectures' plans and of √N: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -177,8 +177,8 @@ def nearest(n: int, count: int) -> list[Action]:
 
 def segments(n: int, count: int) -> list[Action]:
     """Plans as it is done: `count` segments, each computed again once, as a whole, before its backward: one extra forward, and
-    O(C + N/C) memory. They differ by a layer at most, the longer ones first. Raises ValueError for less than one segment or
-    more than there are layers.
+    O(C + N/C) memory, least with about √(N·saved ÷ output) of equal layers. They differ by a layer at most, the longer ones
+    first. Raises ValueError for less than one segment or more than there are layers.
     """
     plan = _stored(n, _starts(n, count))
     for first, last in reversed(_starts(n, count)):
@@ -189,15 +189,6 @@ def segments(n: int, count: int) -> list[Action]:
 def every_layer(n: int) -> list[Action]:
     """Each layer's input is stored and nothing else, which papers call full recomputation: one extra forward."""
     return segments(n, n)
-
-
-def best_count(chain: Sequence[Layer], plan: Callable[[int, int], list[Action]] = segments) -> int:
-    """Returns how many segments make the peak of segments(), or of nearest(), smallest: the fewest if several do.
-
-    With equal layers that's about √(N·saved ÷ output) for segments().
-    """
-    n = len(chain)
-    return min(range(1, n + 1), key=lambda count: run(chain, plan(n, count)).peak)
 
 
 def _starts(n: int, count: int) -> list[tuple[int, int]]:
@@ -247,8 +238,3 @@ def statistics(shape: ModelShape, plan: Plan, itemsize: int = 4) -> int:
     numbers = {"layernorm": 2, "rmsnorm": 1}.get(shape.norm, 0)
     split = plan.tp if plan.sequence_parallel else 1
     return numbers * itemsize * shape.norms_per_layer * plan.microbatch * plan.seq // (plan.cp * split)
-
-
-def extra_share(shape: ModelShape, seq: int, recompute: str) -> float:
-    """FLOPs that recomputation ("selective", "full") adds, as a share of training without: 1/3 of the layers' for "full"."""
-    return flops.hardware_per_token(shape, seq, recompute, "full") / flops.per_token(shape, seq, "full") - 1

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from manyranks.theory import hardware, published
 from manyranks.theory.hardware import GB, Accelerator, Link
-from manyranks.theory.names import Named, nearest
+from manyranks.theory.names import Named, lazily, nearest
 
 FORMAT = "manyranks cluster 1"  # of the files that save writes
 
@@ -256,7 +256,4 @@ def laptop(flops: float = 50e9, memory: float = 8 * GB, bandwidth: float = 2 * G
     return Cluster("laptop", chip, (Level("loopback", 1024, Link("loopback", latency, bandwidth)),), source="round numbers")
 
 
-def __getattr__(name: str):
-    if name == "clusters":
-        return _clusters()
-    raise AttributeError(f"module 'manyranks.theory.cluster' has no attribute {name!r}")
+__getattr__ = lazily(__name__, clusters=_clusters)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from manyranks.theory import checks
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.layer import attended_length
-from manyranks.theory.names import Named, nearest
+from manyranks.theory.names import Named, one_of
 
 
 class Convention(NamedTuple):
@@ -148,8 +148,7 @@ def hardware_per_token(
     """
     parts = forward(shape, seq, CONVENTIONS[convention].attention)
     extra = {"none": 0.0, "selective": CONVENTIONS[convention].core_again * parts.core, "full": parts.layers}
-    if recompute not in extra:
-        raise ValueError(f"recompute={recompute!r}: {nearest(recompute, extra)}")
+    one_of(extra, recompute=recompute)
     return per_token(shape, seq, convention) + extra[recompute] + (parts.core / 2 if flash else 0.0)
 
 

@@ -1,12 +1,13 @@
 """Accelerators and the links between them: the numbers that decide how a model is split."""
 
 import functools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from manyranks.theory import published
-from manyranks.theory.names import Named, nearest
+from manyranks.theory.names import Named, lazily, one_of
 
 GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
 
@@ -114,10 +115,7 @@ def fit_link(name: str, sizes: Sequence[float], seconds: Sequence[float]) -> Lin
 
 def torus_bisection(dims: Sequence[int], link: float) -> float:
     """Bytes/s that cross the middle of a torus, one way: two faces, for the ring closes, with one link a chip each."""
-    chips = 1
-    for dim in dims:
-        chips *= dim
-    return 2 * chips / max(dims) * link
+    return 2 * math.prod(dims) / max(dims) * link
 
 
 def fat_tree_bisection(chips: int, nic: float) -> float:
@@ -157,6 +155,7 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         return float(row[column] or 0) * unit
 
     name, flops, fp8 = row["device"], number("bf16_dense_tflops", TFLOPS), published.value(row["fp8"])
+    new = (name, "float4") in _peaks()  # Blackwell and later have special kernels in every stack
     # A chip that nobody measured is taken to reach what the median of the measured ones does.
     reached = measured.get(row["matmul_measured_on"] or name, statistics.median(measured.values()))
     return Accelerator(
@@ -170,17 +169,12 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         _peaks().get((name, "float8"), flops * (2 if fp8 else 1)),
         reached,
         flops / float(row["flops_per_exponential"]) if row["flops_per_exponential"] else 0.0,
-        _ampere(name, flops) if fp8 else 1.0,
+        (0.0 if new else min(1.0, _AMPERE * _HOPPER / flops)) if fp8 else 1.0,
         int(row["processors"] or 0),
         _REUSE * (2 * _SHARED if fp8 else 0.5 if name.startswith("V100") else 1),
         flops_fp4=_peaks().get((name, "float4"), 0.0),
         watts=number("watts", 1),
     )
-
-
-def _ampere(name: str, flops: float) -> float:
-    """Chips with 4-bit products, Blackwell and later, have special kernels in every stack: 0."""
-    return 0.0 if (name, "float4") in _peaks() else min(1.0, _AMPERE * _HOPPER / flops)
 
 
 DTYPES = ("bfloat16", "float16", "float8", "float4", "tf32", "float32", "float64")
@@ -207,18 +201,13 @@ def peak(accelerator: Accelerator, dtype: str) -> float | None:
     """
     if not isinstance(accelerator, Accelerator):
         raise ValueError(f"accelerator={accelerator!r}: give an Accelerator, as theory.accelerators['H100 SXM']")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: {nearest(dtype, DTYPES)}")
+    one_of(DTYPES, dtype=dtype)
     chip, flops = accelerator.name, accelerator.flops
-    if dtype == "bfloat16":
-        return None if chip.startswith("V100") else flops
-    if dtype == "float16":  # at the rate of bfloat16, but a TPU has only that
-        return None if chip.startswith("TPU") else flops
+    if dtype in ("bfloat16", "float16"):  # as fast as each other, but a V100 lacks the first and a TPU the second
+        return None if chip.startswith("V100" if dtype == "bfloat16" else "TPU") else flops
     if dtype == "float8":
         return accelerator.flops_fp8 if accelerator.flops_fp8 > flops else None
-    if dtype == "float4":
-        return accelerator.flops_fp4 or None
-    return _peaks().get((chip, dtype))
+    return accelerator.flops_fp4 or None if dtype == "float4" else _peaks().get((chip, dtype))
 
 
 @functools.cache
@@ -233,22 +222,16 @@ _NCCL = "α: NCCL src/graph/tuning.cc, hwLat of a ring, Simple"
 @functools.cache
 def _links() -> Named:
     chips = _accelerators()
-    links = {
-        "NVLink, B200": Link("NVLink, B200", 3.4e-6, chips["B200 (HGX)"].scale_up, _NCCL),
-        "NVLink, H100": Link("NVLink, H100", 3.4e-6, chips["H100 SXM"].scale_up, _NCCL),
-        "NVLink, A100": Link("NVLink, A100", 3.4e-6, chips["A100-80GB SXM"].scale_up, _NCCL),
-        "PCIe 5.0 x16": Link("PCIe 5.0 x16", 5.7e-6, 64 * GB, _NCCL + "; β: PCI-SIG, 32 GT/s × 16 lanes"),
-        "PCIe 4.0 x16": Link("PCIe 4.0 x16", 5.7e-6, 32 * GB, _NCCL + "; β: PCI-SIG, 16 GT/s × 16 lanes"),
-        "InfiniBand 400G": Link("InfiniBand 400G", 14e-6, chips["H100 SXM"].nic, _NCCL),
-        "InfiniBand 200G": Link("InfiniBand 200G", 14e-6, chips["A100-80GB SXM"].nic, _NCCL),
-    }
-    return Named("link", links)
+    links = (
+        Link("NVLink, B200", 3.4e-6, chips["B200 (HGX)"].scale_up, _NCCL),
+        Link("NVLink, H100", 3.4e-6, chips["H100 SXM"].scale_up, _NCCL),
+        Link("NVLink, A100", 3.4e-6, chips["A100-80GB SXM"].scale_up, _NCCL),
+        Link("PCIe 5.0 x16", 5.7e-6, 64 * GB, _NCCL + "; β: PCI-SIG, 32 GT/s × 16 lanes"),
+        Link("PCIe 4.0 x16", 5.7e-6, 32 * GB, _NCCL + "; β: PCI-SIG, 16 GT/s × 16 lanes"),
+        Link("InfiniBand 400G", 14e-6, chips["H100 SXM"].nic, _NCCL),
+        Link("InfiniBand 200G", 14e-6, chips["A100-80GB SXM"].nic, _NCCL),
+    )
+    return Named("link", {link.name: link for link in links})
 
 
-def __getattr__(name: str):
-    # Read from package data on first use, so that importing the theory reads no file.
-    if name == "accelerators":
-        return _accelerators()
-    if name == "links":
-        return _links()
-    raise AttributeError(f"module 'manyranks.theory.hardware' has no attribute {name!r}")
+__getattr__ = lazily(__name__, accelerators=_accelerators, links=_links)

@@ -1,12 +1,13 @@
 """The shape of a model from its Hugging Face config.json. A key that is not known is refused: it may change the shape.
 
 Each family's keys, with their defaults, and those that don't matter (positions and their scaling, numerics, dropout, router
-losses, tokens, generation, files) stand in published/hugging_face_keys.csv; its source are the configuration classes of
-transformers.
+losses, tokens, generation, files) stand in published/hugging_face_keys.csv, and what they mean in hugging_face_families.csv;
+their source are the configuration classes of transformers.
 """
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -41,19 +42,15 @@ def from_hf_config(path: str | Path | Config) -> ModelShape:
     config = path.to_dict() if hasattr(path, "to_dict") else path
     if not isinstance(config, Mapping | str | Path):
         raise ValueError(f"path={path!r}: give a config.json's path, its folder's, or what is in it")
-    file = None if isinstance(config, Mapping) else _file(Path(path))
+    file = None if isinstance(config, Mapping) else Path(path)
+    file = file / "config.json" if file and file.is_dir() else file
     try:
         config = config if file is None else _load(file)
-        family = _family(config)
-        fields = family.fields(checked(config, keys_of(config["model_type"])))
+        family, kind = _family(config), config["model_type"]
         name = file.resolve().parent.name if file else ""
-        return ModelShape(name=name or config["model_type"], source=f"{file or 'a configuration'}", **fields)
+        return _shape(checked(config, keys_of(kind)), family, name or kind, f"{file or 'a configuration'}")
     except ValueError as error:
         raise ValueError(f"{file or 'the configuration'}: {error}") from None
-
-
-def _file(path: Path) -> Path:
-    return path / "config.json" if path.is_dir() else path
 
 
 def _load(path: Path) -> Config:
@@ -67,194 +64,113 @@ def _load(path: Path) -> Config:
 
 
 class Family(NamedTuple):
-    """Models of one model_type: the class of the whole model, and the fields of ModelShape made of its keys."""
+    """Models of one model_type.
+
+    architecture: the class of the whole model
+    keys: field of ModelShape -> the key it has, or the keys that it may have, where these aren't the usual ones
+    fields: those that no key says
+    """
 
     architecture: str
-    fields: Callable[[Config], Fields]
+    keys: dict[str, str]
+    fields: Fields
+
+
+@functools.cache
+def _families() -> dict[str, Family]:
+    found = {}
+    for row in published.rows("hugging_face_families"):
+        fields = {name: published.value(text) for name, text in published.pairs(row["fields"]).items()}
+        found[row["model_type"]] = Family(row["architecture"], published.pairs(row["keys"]), fields)
+    return found
 
 
 def _family(config: Config) -> Family:
-    kind = config.get("model_type")
+    kind, known = config.get("model_type"), _families()
     if isinstance(kind, str) and kind in _BEYOND:
         raise ValueError(f"model_type={kind!r}: {_BEYOND[kind]}, which ModelShape has no words for")
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        raise ValueError(f"model_type={kind!r}: {nearest(kind, _FAMILIES)}")
-    expected = _FAMILIES[kind].architecture
+    if not isinstance(kind, str) or kind not in known:
+        raise ValueError(f"model_type={kind!r}: {nearest(kind, known)}")
+    expected = known[kind].architecture
     if (given := config.get("architectures")) not in (None, [expected]):
         raise ValueError(f"architectures={given!r}: of {kind}, only [{expected!r}] is supported")
-    return _FAMILIES[kind]
+    return known[kind]
 
 
-def _dense(config: Config) -> Fields:
-    """The fields that have the same names in every family but GPT-2."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    head_size, kv_heads = config.get("head_dim"), config.get("num_key_value_heads")
-    if head_size is None and hidden % heads and "kv_lora_rank" not in config:
-        fix = ": give head_dim, or other sizes" if "head_dim" in config else ""
-        raise ValueError(f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}{fix}")
-    if kv_heads is not None and heads % kv_heads:
-        raise ValueError(f"num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}")
-    return {
-        "layers": config["num_hidden_layers"],
-        "hidden": hidden,
-        "ffn": config["intermediate_size"],
-        "heads": heads,
-        "vocab": config["vocab_size"],
-        "kv_heads": kv_heads,
-        "head_size": head_size,
-        "tied": config["tie_word_embeddings"],
-        "window": config.get("sliding_window") or 0,
-    }
+# Fields of ModelShape and the keys that they have in most families.
+_USUAL = {"layers": "num_hidden_layers", "hidden": "hidden_size", "ffn": "intermediate_size", "vocab": "vocab_size"}
+_USUAL |= {"heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_size": "head_dim"}
+_USUAL |= {"tied": "tie_word_embeddings", "window": "sliding_window"}
+_USUAL |= {"experts": "n_routed_experts", "top_k": "num_experts_per_tok", "expert_ffn": "moe_intermediate_size"}
+_USUAL |= {"dense_layers": "first_k_dense_replace", "shared_experts": "n_shared_experts"}
+_USUAL |= {"expert_groups": "n_group", "groups_per_token": "topk_group"}
+_DROPOUT = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "hidden_dropout", "dropout")
 
 
-def _llama(config: Config) -> Fields:
-    attention, mlp = config["attention_bias"], config["mlp_bias"]
-    if attention != mlp:
-        raise ValueError(f"attention_bias={attention}, mlp_bias={mlp}: supported are biases on all linear layers, or on none")
-    return _dense(config) | {"bias": attention}
+def _shape(config: Config, family: Family, name: str, source: str) -> ModelShape:
+    """The shape of these values, which are checked one by one; what does not go together is said in the keys' words."""
+    keys = {field: _given(config, names.split("/")) for field, names in (_USUAL | family.keys).items()}
+    found = {field: config[key] for field, key in keys.items() if key in config}
+    found["ffn"] = found.get("ffn") or 4 * found["hidden"]
+    found["dropout"] = any(config.get(rate, 0) > 0 for rate in _DROPOUT)
+    found |= family.fields | _biases_and_positions(config) | _windows(config) | _dense_layers(config) | _latent(config)
+    try:
+        return ModelShape(name=name, source=source, **{field: value for field, value in found.items() if value is not None})
+    except ValueError as error:
+        said = str(error) if "head_dim" in config else str(error).partition(": give head_size")[0]
+        raise ValueError(re.sub(r"(\w+)(?==)|head_size", lambda word: keys.get(word[0]) or word[0], said)) from None
 
 
-_GPT = {"gated": False, "norm": "layernorm", "bias": True}
+def _given(config: Config, names: list[str]) -> str:
+    """The one of these keys that holds a value, or the first. Raises ValueError for several values."""
+    given = {name: config[name] for name in names if name in config}
+    if len(names) > 1 and len({*given.values()} - {None}) != 1:
+        raise ValueError(f"{given}: must be one whole number, under one name or both")
+    return next((name for name, value in given.items() if value is not None), names[0])
 
 
-def _gpt2(config: Config) -> Fields:
-    hidden, heads = config["n_embd"], config["n_head"]
-    if hidden % heads:
-        raise ValueError(f"n_embd={hidden} is not a multiple of n_head={heads}")
-    sizes = {"layers": config["n_layer"], "hidden": hidden, "ffn": config["n_inner"] or 4 * hidden, "heads": heads}
-    others = {"vocab": config["vocab_size"], "positions": config["n_positions"], "tied": config["tie_word_embeddings"]}
-    return sizes | others | _GPT | _dropout(config, "attn_pdrop", "resid_pdrop", "embd_pdrop")
-
-
-def _gpt_neox(config: Config) -> Fields:
-    parallel = {"parallel_layers": config["use_parallel_residual"]}
-    return _dense(config) | _GPT | parallel | _dropout(config, "attention_dropout", "hidden_dropout")
-
-
-def _opt(config: Config) -> Fields:
-    hidden, wide = config["hidden_size"], config["word_embed_proj_dim"]
+def _biases_and_positions(config: Config) -> Fields:
+    if "mlp_bias" in config and config["mlp_bias"] != (attention := config["attention_bias"]):
+        both = f"attention_bias={attention}, mlp_bias={config['mlp_bias']}"
+        raise ValueError(f"{both}: supported are biases on all linear layers, or on none")
+    if "word_embed_proj_dim" not in config:
+        return {}
+    wide, hidden = config["word_embed_proj_dim"], config["hidden_size"]
     if wide not in (None, hidden):
         raise ValueError(f"word_embed_proj_dim={wide}: supported is hidden_size={hidden}, without a projection")
-    sizes = {"layers": config["num_hidden_layers"], "hidden": hidden, "ffn": config["ffn_dim"]}
-    sizes |= {"heads": config["num_attention_heads"], "vocab": config["vocab_size"], "tied": config["tie_word_embeddings"]}
-    rows = config["max_position_embeddings"] + 2  # the first two belong to no position
-    return sizes | _GPT | {"positions": rows} | _dropout(config, "dropout", "attention_dropout")
+    return {"positions": config["max_position_embeddings"] + 2}  # the first two belong to no position
 
 
-def _bloom(config: Config) -> Fields:
-    hidden = _one_of(config, "hidden_size", "n_embed")
-    sizes = {"layers": _one_of(config, "n_layer", "num_hidden_layers"), "hidden": hidden, "ffn": 4 * hidden}
-    sizes |= {"heads": _one_of(config, "n_head", "num_attention_heads"), "vocab": config["vocab_size"]}
-    others = {"tied": config["tie_word_embeddings"], "embedding_norm": True}
-    return sizes | _GPT | others | _dropout(config, "hidden_dropout", "attention_dropout")
-
-
-def _one_of(config: Config, *names: str) -> int:
-    """A number that goes by one of these names, or by several."""
-    found = {config[name] for name in names} - {None}
-    if len(found) != 1:
-        raise ValueError(f"{' and '.join(names)}: must be one whole number, under one name or both")
-    return found.pop()
-
-
-def _dropout(config: Config, *rates: str) -> Fields:
-    return {"dropout": any(config[rate] > 0 for rate in rates)}
-
-
-def _qwen2(config: Config) -> Fields:
-    return _windowed_above(config) | {"qkv_bias": True}
-
-
-def _qwen3(config: Config) -> Fields:
-    return _windowed_above(config) | {"qk_norm": True}
-
-
-def _windowed_above(config: Config) -> Fields:
-    """Layers from max_window_layers on look back sliding_window tokens, if use_sliding_window says so."""
-    if not (config["use_sliding_window"] and config["sliding_window"]):
-        return _dense(config) | {"window": 0}
-    return _dense(config) | {"window_layers": max(0, config["num_hidden_layers"] - (config["max_window_layers"] or 0))}
-
-
-def _gemma2(config: Config) -> Fields:
-    return _dense(config) | {"norms_per_layer": 4, "window_layers": _sliding_layers(config)}
-
-
-def _sliding_layers(config: Config) -> int:
-    """Layers with a window: those that layer_types names, or else every other."""
-    layers, kinds = config["num_hidden_layers"], config["layer_types"]
+def _windows(config: Config) -> Fields:
+    """Layers from max_window_layers on look back sliding_window tokens, if use_sliding_window says so; or those that
+    layer_types names do, or else every other."""
+    layers = config.get("num_hidden_layers")
+    if "use_sliding_window" in config:
+        if not config["use_sliding_window"]:
+            return {"window": 0}
+        return {"window_layers": max(0, layers - (config["max_window_layers"] or 0)) if config["sliding_window"] else 0}
+    if "layer_types" not in config:
+        return {}
+    kinds = config["layer_types"]
     if kinds is not None and len(kinds) != layers:
         raise ValueError(f"layer_types has {len(kinds)} entries for num_hidden_layers={layers}")
     sliding = layers - layers // 2 if kinds is None else kinds.count("sliding_attention")
-    return sliding if config["sliding_window"] else 0
+    return {"window_layers": sliding if config["sliding_window"] else 0}
 
 
-def _experts(config: Config, number: str, size: str) -> Fields:
-    experts, top_k = config[number], config["num_experts_per_tok"]
-    if top_k > experts:
-        raise ValueError(f"num_experts_per_tok={top_k}: there are {number}={experts}")
-    return {"experts": experts, "top_k": top_k, "expert_ffn": config[size]}
-
-
-def _mixtral(config: Config) -> Fields:
-    return _dense(config) | _experts(config, "num_local_experts", "intermediate_size")
-
-
-def _qwen3_moe(config: Config) -> Fields:
-    return _qwen3(config) | _qwen_experts(config)
-
-
-def _qwen_experts(config: Config) -> Fields:
-    dense = sorted(config["mlp_only_layers"] or [])
-    if dense != list(range(len(dense))) or len(dense) > config["num_hidden_layers"]:
+def _dense_layers(config: Config) -> Fields:
+    dense = sorted(config.get("mlp_only_layers") or [])
+    if dense != list(range(len(dense))) or len(dense) > (config.get("num_hidden_layers") or 0):
         raise ValueError(f"mlp_only_layers={dense}: supported are the first ones, [0, 1, …], and none")
-    number = "num_experts" if config["num_experts"] is not None else "num_local_experts"
-    if (experts := config[number]) is None or config["num_local_experts"] not in (None, experts):
-        given = {key: config[key] for key in ("num_experts", "num_local_experts")}
-        raise ValueError(f"{given}: must be one whole number, under one name or both")
-    return _experts(config, number, "moe_intermediate_size") | {"dense_layers": len(dense)}
+    return {"dense_layers": len(dense)} if dense else {}
 
 
-def _deepseek(config: Config) -> Fields:
+def _latent(config: Config) -> Fields:
+    if "kv_lora_rank" not in config:
+        return {}
     sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     latent = LatentAttention(config["q_lora_rank"] or 0, *(config[size] for size in sizes))
-    attention = {"latent": latent, "kv_heads": None, "head_size": None}  # both follow from latent
-    routed = _experts(config, "n_routed_experts", "moe_intermediate_size")
-    return _dense(config) | attention | routed | _deepseek_layers(config) | _deepseek_groups(config)
-
-
-def _deepseek_layers(config: Config) -> Fields:
-    layers, dense = config["num_hidden_layers"], config["first_k_dense_replace"] or 0
-    if dense > layers:
-        raise ValueError(f"first_k_dense_replace={dense}: the model has num_hidden_layers={layers}")
-    return {"dense_layers": dense, "shared_experts": config["n_shared_experts"] or 0}
-
-
-def _deepseek_groups(config: Config) -> Fields:
-    """A token's experts come from topk_group of n_group groups; null: there is one."""
-    experts, groups, chosen = config["n_routed_experts"], config["n_group"] or 1, config["topk_group"] or 1
-    if experts % groups:
-        raise ValueError(f"n_group={groups} does not divide n_routed_experts={experts}")
-    if chosen > groups:
-        raise ValueError(f"topk_group={chosen}: there are n_group={groups}")
-    return {"expert_groups": groups, "groups_per_token": chosen}
-
-
-def _deepseek_v3(config: Config) -> Fields:
-    return _deepseek(config) | {"router_bias": True, "mtp_depth": config["num_nextn_predict_layers"] or 0}
-
-
-def _glm4_moe(config: Config) -> Fields:
-    routed = _experts(config, "n_routed_experts", "moe_intermediate_size")
-    attention = {"qkv_bias": config["attention_bias"], "qk_norm": config["use_qk_norm"]}
-    balance = {"router_bias": True, "mtp_depth": config["num_nextn_predict_layers"] or 0}
-    return _dense(config) | attention | routed | _deepseek_layers(config) | _deepseek_groups(config) | balance
-
-
-def _gpt_oss(config: Config) -> Fields:
-    routed = _experts(config, "num_local_experts", "intermediate_size")
-    biases = {"bias": True, "sinks": True, "router_bias": True, "clamped": True}
-    return _dense(config) | routed | biases | {"window_layers": _sliding_layers(config)}
+    return {"latent": latent, "kv_heads": None, "head_size": None}  # both follow from latent
 
 
 def checked(config: Config, keys: Mapping[str, Key]) -> dict[str, Any]:
@@ -320,23 +236,4 @@ _BEYOND = {
     "qwen3_next": _HYBRID.format("Gated DeltaNet"),
     "nemotron_h": _HYBRID.format("Mamba-2"),
     "deepseek_v4": _HYBRID.format("attention to compressed keys"),
-}
-_FAMILIES = {
-    "llama": Family("LlamaForCausalLM", _llama),
-    "mistral": Family("MistralForCausalLM", _dense),
-    "mixtral": Family("MixtralForCausalLM", _mixtral),
-    "gpt2": Family("GPT2LMHeadModel", _gpt2),
-    "gpt_neox": Family("GPTNeoXForCausalLM", _gpt_neox),
-    "qwen2": Family("Qwen2ForCausalLM", _qwen2),
-    "qwen3": Family("Qwen3ForCausalLM", _qwen3),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", _qwen3_moe),
-    "gemma": Family("GemmaForCausalLM", _dense),
-    "gemma2": Family("Gemma2ForCausalLM", _gemma2),
-    "opt": Family("OPTForCausalLM", _opt),
-    "bloom": Family("BloomForCausalLM", _bloom),
-    "deepseek_v2": Family("DeepseekV2ForCausalLM", _deepseek),
-    "deepseek_v3": Family("DeepseekV3ForCausalLM", _deepseek_v3),
-    "kimi_k2": Family("DeepseekV3ForCausalLM", _deepseek_v3),
-    "glm4_moe": Family("Glm4MoeForCausalLM", _glm4_moe),
-    "gpt_oss": Family("GptOssForCausalLM", _gpt_oss),
 }

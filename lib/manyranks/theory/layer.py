@@ -58,6 +58,7 @@ def attended_length(shape: ModelShape, seq: int, attended: float) -> float:
 class PartKernels(NamedTuple):
     """The kernels of a part of a stage.
 
+    backward: gradients of inputs and of weights, and what has to be computed again first
     weights: the kernels of forward whose backward makes a weight's gradient
     core, core_backward: the kernels of attention's core, which are also in forward and backward
     """
@@ -91,12 +92,6 @@ def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) ->
     """Kernels of one layer's forward pass. moe: whether the layer has experts; imbalance: see experts."""
     feed_forward = experts(shape, plan, imbalance) if moe else mlp(shape, plan)
     return attention(shape, plan) + feed_forward + norms(shape, plan)
-
-
-def backward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
-    """Gradients of inputs and of weights, and what has to be computed again first."""
-    kernels = forward(shape, plan, moe, imbalance)
-    return again(kernels, plan) + [gradient for kernel in kernels for gradient in gradients(kernel, plan)]
 
 
 def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
@@ -219,9 +214,12 @@ def mlp(
     rows = plan.rank_tokens if rows is None else rows
     width = (ffn or shape.ffn) / (cut or plan.tp)
     into = 2 if shape.gated else 1
+    # Where it clamps what comes in, that's two operators more, and one that joins both halves again. Source: Megatron-LM,
+    # weighted_bias_quick_geglu_impl.
+    gated = plan.framework.moved.gated + (16 if shape.clamped else 0)
     return [
         *linear("mlp", rows, into * width, shape.hidden, plan),
-        moved("product", rows * width, _function_bytes(shape, plan)) if shape.gated else moved("gelu", rows * width, 4),
+        moved("product", rows * width, gated) if shape.gated else moved("gelu", rows * width, 4),
         *linear("mlp", rows, shape.hidden, width, plan),
     ]
 
@@ -259,15 +257,6 @@ def added_biases(elements: float, local: float) -> list[Kernel]:
     and an addition; then all in one, and in 16 bits. Source: Megatron-LM, TEGroupedMLP._apply_bias."""
     each = [moved("bias", elements / local, 4), moved("bias", elements / local, 10)] * round(local)
     return [*each, moved("bias", elements, 8), moved("bias", elements, 6)]
-
-
-def _function_bytes(shape: ModelShape, plan: Plan) -> float:
-    """Counts the bytes per element of a gated MLP's function and product.
-
-    Where it clamps what comes in, that's two operators more, and one that joins both halves again. Source: Megatron-LM,
-    weighted_bias_quick_geglu_impl.
-    """
-    return plan.framework.moved.gated + (16 if shape.clamped else 0)
 
 
 def sent_bytes(plan: Plan) -> int:

@@ -12,19 +12,8 @@ from manyranks.theory.plan import Plan
 from manyranks.theory.stages import Dealt
 from manyranks.theory.states import Held, ModelStates, model_states, rank_parameters, states_of
 
-__all__ = [
-    "Held",
-    "ModelStates",
-    "Peak",
-    "activations",
-    "host",
-    "layer_activations",
-    "model_states",
-    "peak",
-    "peaks",
-    "rank_parameters",
-    "states_of",
-]
+__all__ = ["Held", "ModelStates", "Peak", "activations", "host", "layer_activations", "model_states", "peak", "peaks"]
+__all__ += ["rank_parameters", "states_of"]
 
 
 class Peak(NamedTuple):
@@ -87,10 +76,8 @@ def peaks(shape: ModelShape, plan: Plan) -> dict[int, Peak]:
     """Returns each pipeline rank's peak; of several with equal stages only the first one's, which is highest."""
     _check(shape, plan)
     dealt = stages.deal(shape, plan.layout)
-    own = states.on_ranks(dealt, plan)
-    flying = pipeline.flights(plan.schedule, plan.pp, plan.microbatches, plan.virtual, dealt.firsts)
     each, framework = [], plan.framework
-    for (held, gathered), rank in zip(own, kept.of_ranks(dealt, plan.local, plan.microbatches, flying), strict=True):
+    for (held, gathered), rank in zip(states.on_ranks(dealt, plan), _kept(dealt, plan), strict=True):
         total = held.total
         at_loss = total, rank.kept, gathered + max(0, rank.again - rank.loss)
         if framework.fp32_shards and plan.pp == plan.microbatches == 1:  # no gradient yet

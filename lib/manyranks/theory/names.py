@@ -1,7 +1,7 @@
 """Words for a name that is not known and for a number that cannot be, and how a value with many fields is written."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from difflib import get_close_matches
 
@@ -9,8 +9,15 @@ from difflib import get_close_matches
 def nearest(name: object, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the nearest known one, and all of them."""
     known = list(known)
-    close = get_close_matches(str(name), known, n=1)
+    close = get_close_matches(str(name), known, n=1) or get_close_matches(str(name).lower(), known, n=1)
     return (f"did you mean {close[0]!r}? " if close else "") + f"choose from {', '.join(known)}"
+
+
+def one_of(known: Iterable[str], /, **given: object) -> None:
+    """Raises ValueError, by name, for what is none of the known ones."""
+    for name, value in given.items():
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"{name}={value!r}: {nearest(value, known)}")
 
 
 class UnknownName(ValueError, KeyError):
@@ -29,6 +36,17 @@ class Named(dict):
 
     def __missing__(self, name: object):
         raise UnknownName(f"{self._kind} {name!r}: {nearest(name, self)}")
+
+
+def lazily(module: str, **tables: Callable[[], Named]) -> Callable[[str], Named]:
+    """Makes a module's __getattr__: tables are read from package data on first use, and importing the theory reads no file."""
+
+    def get(name: str) -> Named:
+        if name in tables:
+            return tables[name]()
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return get
 
 
 def concise(value: object, *always: str, hide: str = "") -> str:

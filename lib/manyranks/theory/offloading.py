@@ -74,9 +74,7 @@ def groups(shape: ModelShape, plan: Plan, cluster: Cluster) -> list[Group]:
 
 def forward_seconds(shape: ModelShape, plan: Plan, cluster: Cluster) -> float:
     """Computes how long one layer's forward takes."""
-    return sum(
-        kernels.seconds(kernel, cluster.accelerator, DEFAULT, cluster.reserved) for kernel in layer.forward(shape, plan, False)
-    )
+    return kernels.total_seconds(layer.forward(shape, plan, False), cluster, DEFAULT)
 
 
 def best(found: Sequence[Group], room: float, seconds: float, bandwidth: float) -> Split:

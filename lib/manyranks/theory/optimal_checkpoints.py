@@ -51,7 +51,8 @@ class Schedules:
         self._most = most // self._unit
         self._output = [self._slots(gradient), *(self._slots(layer.output) for layer in chain)]
         self._saved = [0, *(self._slots(layer.saved) for layer in chain)]
-        self._most = min(self._most, self._enough())
+        enough = sum(self._saved) + max(map(add, self._output, self._output[1:]))  # to compute nothing twice
+        self._most = min(self._most, enough)
         self._solve()
         fits = np.flatnonzero(self._extra[1, self._n] < _NEVER)
         if not len(fits):
@@ -61,10 +62,6 @@ class Schedules:
     def _slots(self, size: int) -> int:
         """Returns how many slots so many bytes take; where there are not so many, one more than there are."""
         return min(-(-size // self._unit), self._most + 1)
-
-    def _enough(self) -> int:
-        """Slots that are enough to compute nothing twice."""
-        return sum(self._saved) + max(map(add, self._output, self._output[1:]))
 
     def extra(self, budget: int) -> float:
         """Time of the forwards that the plan for this budget adds; infinite where none fits."""

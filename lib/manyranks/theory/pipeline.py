@@ -7,28 +7,15 @@ gradient take on all stages of one rank; the input gradient is the rest of the b
 import functools
 from typing import NamedTuple
 
-from manyranks.theory import checks
-from manyranks.theory.names import nearest
+from manyranks.theory import checks, published
+from manyranks.theory.names import one_of
 from manyranks.theory.plan import SCHEDULES
 
-# The schedules' names, as their papers write them.
-WRITTEN = {"naive": "naive", "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1"}
-WRITTEN |= {"zb-h2": "ZB-H2", "zb-v": "ZB-V", "dualpipe": "DualPipe", "dualpipe-v": "DualPipeV"}
+# The schedules' names, as their papers write them, and their bubbles in closed form.
+WRITTEN, FORMS = ({row["name"]: row[column] for row in published.rows("schedules")} for column in ("written", "bubble"))
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")  # run weight gradients on their own
 # Share of the waits in forward that no earlier backward fills: 0 to 0.43 in replays of 2 to 16 ranks.
 LAST_TURNS = 0.2
-# The schedules' bubbles in closed form.
-FORMS = {
-    "naive": "(p − 1)m(F + B)",
-    "gpipe": "(p − 1)(F + B)",
-    "1f1b": "(p − 1)(F + B)",
-    "interleaved": "(p − 1)(F + B)/v",
-    "zb-h1": "(p − 1)(F + I − W)",
-    "zb-h2": "(p − 1)(F + I − 2W)",
-    "zb-v": "(p − 1)(F + I − 2W)/2",
-    "dualpipe": "(p/2 − 1)(F + 2I − W)",
-    "dualpipe-v": "(p − 1)(F + 2I − W)/2",
-}
 
 
 def bubble(
@@ -176,8 +163,7 @@ def dualpipe_actions(p: int, m: int, rank: int) -> Actions:
 
 
 def _check(schedule: str, p: int, m: int, v: int) -> None:
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule={schedule!r}: {nearest(str(schedule).lower(), SCHEDULES)}")
+    one_of(SCHEDULES, schedule=schedule)
     checks.whole(p=p, m=m, v=v)
     if v > 1 and schedule not in ("gpipe", "1f1b", "interleaved"):
         raise ValueError(f"v={v} with schedule={schedule!r}: its stages a rank are fixed; say v=1")

@@ -5,11 +5,12 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import NamedTuple
 
+from manyranks.theory import published
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.names import concise, nearest, whole
+from manyranks.theory.names import concise, one_of, whole
 from manyranks.theory.stacks import STACKS, Stack
 
-SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
+SCHEDULES = tuple(row["name"] for row in published.rows("schedules"))
 V_SHAPED = ("zb-v", "dualpipe-v")  # two stages a rank, there and back
 RECOMPUTE = ("none", "selective", "full")  # each computes more again than the one before
 CONTEXT = ("ring", "all-gather", "ulysses")
@@ -63,11 +64,11 @@ RECIPES = {
 }
 
 
-class Layout(namedtuple("Layout", "tp pp ep expert_tp stages schedule embedding_slots")):
-    """The part of a plan that decides which parameters a rank holds: plans that agree in it hold the same.
+# The parts of a plan that caches have as keys. Their fields are Plan's.
 
-    Its fields are Plan's.
-    """
+
+class Layout(namedtuple("Layout", "tp pp ep expert_tp stages schedule embedding_slots")):
+    """The part of a plan that decides which parameters a rank holds: plans that agree in it hold the same."""
 
     __slots__ = ()
 
@@ -76,15 +77,6 @@ class OneRank:
     """The numbers of one rank and one micro-batch, which a Plan and a Local give."""
 
     __slots__ = ()
-
-    seq: int
-    microbatch: int
-    cp: int
-    tp: int
-    expert_tp: int
-    sequence_parallel: bool
-    precision: str
-    stack: str
 
     @property
     def rank_tokens(self) -> int:
@@ -110,28 +102,10 @@ class OneRank:
         return STACKS[self.stack]
 
 
-class _Local(NamedTuple):
-    """Local's fields, which are Plan's."""
-
-    cp: int
-    tp: int
-    ep: int
-    expert_tp: int
-    seq: int
-    microbatch: int
-    sequence_parallel: bool
-    recompute: str
-    precision: str
-    overlap: bool
-    overlap_tensor: bool
-    flash: bool
-    context: str
-    regather: bool
-    offload_layers: int
-    stack: str
+_LOCAL = "cp tp ep expert_tp seq microbatch sequence_parallel recompute precision overlap overlap_tensor flash context regather"
 
 
-class Local(_Local, OneRank):
+class Local(namedtuple("Local", f"{_LOCAL} offload_layers stack"), OneRank):
     """The part of a plan that decides a layer's time and activations on one rank, whatever other degrees are."""
 
     __slots__ = ()
@@ -216,7 +190,7 @@ class Plan(OneRank):
                 raise ValueError(f"{name}={value!r}: must be True or False")
         for (name, known), value in zip(_CHOICES.items(), _choices_of(self), strict=True):
             if not isinstance(value, str) or value not in known:
-                raise ValueError(f"{name}={value!r}: {nearest(str(value).lower(), known)}")
+                one_of(known, **{name: value})
         if self.batch is None:
             object.__setattr__(self, "batch", self.dp * self.microbatch)
         self._check_degrees()

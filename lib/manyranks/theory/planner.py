@@ -362,14 +362,9 @@ def _degrees(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, tried: di
         dp, left = divmod(gpus, tp * cp * pp)
         if left or not dp or dp not in tried.get("dp", (dp,)) or seq % cp:
             continue
-        cuts = [etp for etp in _cuts(shape, tp, tried) if not why_uncut(shape, tp, etp)]
+        given = tried.get("etp", (None, 1) if tp > 1 else (None,))  # None is tp
+        cuts = [etp for etp in given if (shape.experts or etp is None) and not why_uncut(shape, tp, etp)]
         yield from ((dp, pp, cp, tp, ep, etp) for etp in cuts for ep in experts if dp * cp * tp % ((etp or tp) * ep) == 0)
-
-
-def _cuts(shape: ModelShape, tp: int, tried: dict[str, tuple]) -> list[int | None]:
-    """Values of etp: None, which is tp, and 1 where that is something else."""
-    given = tried.get("etp", (None, 1) if tp > 1 else (None,))
-    return [etp for etp in given if shape.experts or etp is None]
 
 
 def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple], stack: Stack) -> Iterator[tuple[str, int]]:
@@ -413,11 +408,16 @@ def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
     if plan.stack != best.stack:
         return f"stack {plan.stack}"
     if part == "compute":
-        return _compute_cause(plan, best)
+        if RECOMPUTE.index(plan.recompute) > RECOMPUTE.index(best.recompute):
+            return f"{plan.recompute} recomputation"
+        if (plan.stages, plan.schedule) != (best.stages, best.schedule):
+            return f"layers on {plan.stages} stages: the slowest sets the pace"
+        return f"other sizes of products: TP {plan.tp}, CP {plan.cp}, micro-batch {plan.microbatch}"
     if part == "tensor" and (plan.tp, tokens) == (best.tp, best.microbatch * best.seq // best.cp):
         return f"TP {plan.tp}, recompute {plan.recompute}"
     if part == "tensor":
-        return _tensor_name(plan) + ("leaves the node" if plan.tp > cluster.node else f"on {tokens} tokens")
+        cut = f"with ETP {plan.etp} " if plan.expert_tp != plan.tp else ""
+        return f"TP {plan.tp} {cut}" + ("leaves the node" if plan.tp > cluster.node else f"on {tokens} tokens")
     if part == "context":
         return f"CP {plan.cp} moves keys and values" + (" between nodes" if plan.cp * plan.tp > cluster.node else "")
     if part == "expert":
@@ -428,15 +428,3 @@ def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
         return f"ZeRO-{plan.zero} spreads the states over {plan.shards} ranks"
     stages = plan.stages // plan.pp
     return f"PP {plan.pp}, {stages} stage{'s' if stages > 1 else ''} per rank, {each}, {plan.schedule}"
-
-
-def _tensor_name(plan: Plan) -> str:
-    return f"TP {plan.tp} " + (f"with ETP {plan.etp} " if plan.expert_tp != plan.tp else "")
-
-
-def _compute_cause(plan: Plan, best: Plan) -> str:
-    if RECOMPUTE.index(plan.recompute) > RECOMPUTE.index(best.recompute):
-        return f"{plan.recompute} recomputation"
-    if (plan.stages, plan.schedule) != (best.stages, best.schedule):
-        return f"layers on {plan.stages} stages: the slowest sets the pace"
-    return f"other sizes of products: TP {plan.tp}, CP {plan.cp}, micro-batch {plan.microbatch}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import blocks, checks, hardware, kernels, layer, stages, step
+from manyranks.theory import checks, hardware, kernels, layer, stages, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.hardware import Accelerator
@@ -99,16 +99,6 @@ def product_intensity(m: int, k: int, n: int, itemsize: int = 2) -> float:
     return intensity(layer.matmul("product", m, n, k, itemsize))
 
 
-def tiled_intensity(m: int, k: int, n: int, tile: int, itemsize: int = 2) -> float:
-    """Returns product_intensity where the chip makes the result in tiles of `tile` × `tile`, each from its rows and columns.
-
-    Each matrix is then read once for every tile beside it, which is 2mkn/τ + mn elements and nears τ ÷ itemsize for large k; a
-    tile as large as the result gives product_intensity.
-    """
-    checks.whole(m=m, k=k, n=n, tile=tile, itemsize=itemsize)
-    return 2 * m * k * n / blocks.product_bytes(m, k, n, tile, itemsize=itemsize)
-
-
 class Part(NamedTuple):
     """Kernels of a kind, of one rank in one step. seconds: as kernels.seconds charges them; overhead: of those, to start them.
 
@@ -168,16 +158,13 @@ def _parts(time: StepTime) -> list[Part]:
     held = [ranks[time.slowest]]
     if time.plan.schedule == "dualpipe":  # the stages from either end have half of the micro-batches each
         held.append(ranks[-1 - time.slowest])
-    return sorted(_grouped(time, held), key=lambda part: -part.seconds)
-
-
-def _grouped(time: StepTime, held: list[Stage]) -> list[Part]:
     groups: dict[str, list[tuple[float, Kernel]]] = {}
     for stage in held:
         for count, kernel in _kernels(time.shape, time.plan, stage, time.imbalance):
             often = count * time.plan.microbatches / len(held)
-            groups.setdefault(_name(kernel), []).append((often, kernel))
-    return [_part(name, group, time) for name, group in groups.items()]
+            name = _NAMES.get((kernel.part, kernel.flops > 0), "norms")
+            groups.setdefault(name, []).append((often, kernel))
+    return sorted((_part(name, group, time) for name, group in groups.items()), key=lambda part: -part.seconds)
 
 
 def _part(name: str, group: list[tuple[float, Kernel]], time: StepTime) -> Part:
@@ -209,10 +196,6 @@ def _kernels(shape: ModelShape, plan: Plan, stage: Stage, imbalance: float) -> I
             yield from ((3 * count, kernel) for kernel in work.forward)
         else:
             yield from ((count, kernel) for kernel in work.forward + work.backward)
-
-
-def _name(kernel: Kernel) -> str:
-    return _NAMES.get((kernel.part, kernel.flops > 0), "norms")
 
 
 def _intensity(value: float) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from manyranks.theory import published
 from manyranks.theory.architecture import LatentAttention, ModelShape
 from manyranks.theory.hybrid import CompressedAttention, DeltaNet, HybridShape, Mamba2, Mixer
-from manyranks.theory.names import Named, UnknownName
+from manyranks.theory.names import Named, UnknownName, lazily
 
 # Fields that models of the family "gpt" share, unless their row says otherwise.
 _GPT = {"gated": False, "tied": True, "norm": "layernorm", "bias": True, "positions": 2048, "dropout": True}
@@ -47,13 +47,7 @@ def _mixer(layers: str, kind: str, sizes: str) -> tuple[Mixer, int]:
     return kinds[kind](*map(int, sizes.split("/"))), int(layers)
 
 
-def __getattr__(name: str):
-    # Read from package data on first use, so that importing the theory reads no file.
-    if name == "models":
-        return _models()
-    if name == "hybrids":
-        return _hybrids()
-    raise AttributeError(f"module 'manyranks.theory.shapes' has no attribute {name!r}")
+__getattr__ = lazily(__name__, models=_models, hybrids=_hybrids)
 
 
 def _of_row(row: dict[str, str]) -> ModelShape:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from manyranks.theory import checks
 from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.calls import BACKWARD, FORWARD, Call
-from manyranks.theory.names import nearest
+from manyranks.theory.names import one_of
 from manyranks.theory.plan import RECIPES
 from manyranks.theory.states import Row
 
@@ -225,8 +225,7 @@ def largest(stage: int, n: int, memory: float, precision: str = "bf16", replicas
     shards does.
     """
     checks.whole(model_parallel=model_parallel)
-    if precision not in RECIPES:
-        raise ValueError(f"precision={precision!r}: {nearest(precision, RECIPES)}")
+    one_of(RECIPES, precision=precision)
     if not 0 <= memory < float("inf"):
         raise ValueError(f"memory={memory!r}: give bytes, 0 or more")
     recipe = RECIPES[precision]

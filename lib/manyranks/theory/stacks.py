@@ -1,8 +1,12 @@
-"""Stacks: what a framework does with a plan. They describe structure, with sources; one number is fitted, _MEGATRON_HOST."""
+"""Stacks: what a framework does with a plan. They describe structure, with sources; one number is fitted, _MEGATRON_HOST.
+
+published/stacks.csv lists them: the families below whose fields they have, and their own.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from manyranks.theory import published
 from manyranks.theory.names import Named
 
 
@@ -159,89 +163,21 @@ _MEGATRON = {"host": _MEGATRON_HOST, "hides_experts": "interleaved", "pads": Tru
 _TORCH_MEGATRON = {"attention": "flash-2", "host": _MEGATRON_HOST, "logits": 14.0, "gathers_logits": True}
 _TORCH_MEGATRON |= {"reserved": _RESERVED}
 _ENGINE = {"moved": Moved(quantized=4), "chunks": True}
+_FAMILIES = {"megatron": _MEGATRON, "engine": _ENGINE, "torch-megatron": _TORCH_MEGATRON, "eager": _EAGER, "titan": _TITAN}
+_FAMILIES |= {"compiled-loss": _COMPILED_LOSS, "fully-shard": _FULLY_SHARD, "pytorch": _PYTORCH, "fsdp1": {"copies": _FSDP1}}
+_FAMILIES |= {"dualpipe": {"schedules": ("1f1b", "dualpipe")}}
 
-STACKS = Named(
-    "stack",
-    {
-        stack.name: stack
-        for stack in (
-            Stack(
-                "megatron-core",
-                **_MEGATRON,
-                source="Megatron-LM: fused bias, GeLU, dropout, norms and Adam; cuDNN's attention",
-            ),
-            Stack(
-                "nemo-fp8",
-                attention="flash-2",
-                **_ENGINE | _MEGATRON,
-                source="NeMo of 2024: Megatron-LM with Transformer Engine, which writes 8-bit matrices by rows and by columns, "
-                "and its userbuffers; FlashAttention-2",
-            ),
-            Stack(
-                "megatron-bridge",
-                **_ENGINE | _MEGATRON,
-                source="Megatron-Bridge until 26.04, scripts/performance: as nemo-fp8, but cuDNN's attention",
-            ),
-            Stack(
-                "megatron-bridge-graphs",
-                hides_experts="always",
-                host=0,
-                **_ENGINE,
-                source="Megatron-Bridge from 26.06 on: the same in one CUDA graph a step, with fused experts",
-            ),
-            Stack(
-                "torch-megatron",
-                moved=Moved(rotary=20, gated=10, softmax=24),
-                keeps=Keeps(gated=4, softmax=4),
-                **_TORCH_MEGATRON,
-                source="Megatron-LM's parallelism with PyTorch's operators and a kernel for RMSNorm: arXiv 2311.05610",
-            ),
-            Stack(
-                "torch-megatron-eager",
-                moved=Moved(norm=36, rotary=20, gated=10, softmax=24),
-                keeps=Keeps(norm=8, gated=4, softmax=4),
-                **_TORCH_MEGATRON,
-                source="the same without that kernel",
-            ),
-            Stack(
-                "hai-llm",
-                sends_8_bits=True,
-                schedules=("1f1b", "dualpipe"),
-                source="DeepSeek's own, arXiv 2412.19437, sections 3.2 and 3.3",
-            ),
-            Stack("torchtitan", **_TITAN, source="torchtitan, late 2024: FSDP2, torch.compile, op-level recomputation"),
-            Stack(
-                "torchtitan-2025",
-                **_TITAN | _COMPILED_LOSS,
-                source="torchtitan from April 2025 on: the loss is compiled, too; pytorch/torchtitan pull request 1033",
-            ),
-            Stack("torchtitan-eager", **_EAGER, **_TITAN, source="the same without torch.compile"),
-            Stack(
-                "torchtitan-rowwise",
-                moved=Moved(quantized=10),
-                **_TITAN,
-                source="the same in float8's rowwise recipe: kernels by rows and by columns; pytorch/torchtitan issue 1207",
-            ),
-            Stack(
-                "pytorch",
-                **_FULLY_SHARD | {"logits": 8.0},
-                source="PyTorch 2.11 on H100: its attention is cuDNN's; FSDP2, torch.compile, also of the loss",
-            ),
-            Stack(
-                "pytorch-eager",
-                **_EAGER,
-                **_FULLY_SHARD | {"logits": 14.0},
-                source="the same without torch.compile: logits stay in 16 bits, too",
-            ),
-            Stack(
-                "fsdp1",
-                attention="flash-1",
-                prefetch=False,
-                data_only=True,
-                copies=_FSDP1,
-                **_PYTORCH,
-                source="llm-foundry with Composer: BACKWARD_POST prefetches no gather; Triton's FlashAttention, a fused loss",
-            ),
-        )
-    },
-)
+
+def _stack(row: dict[str, str]) -> Stack:
+    """Reads a stack: its families' fields, and its own; "moved.norm" is the norm of Moved."""
+    given, parts = {}, {"moved": {}, "keeps": {}}
+    for family in row["families"].split():
+        given |= _FAMILIES[family]
+    for name, text in published.pairs(row["fields"]).items():
+        value, (part, _, field) = float(text) if "." in text else published.value(text), name.partition(".")
+        (parts[part] if field else given)[field or part] = value
+    given |= {part: kind(**parts[part]) for part, kind in (("moved", Moved), ("keeps", Keeps)) if parts[part]}
+    return Stack(row["name"], source=row["source"], **given)
+
+
+STACKS = Named("stack", {row["name"]: _stack(row) for row in published.rows("stacks")})

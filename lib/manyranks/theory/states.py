@@ -128,7 +128,7 @@ def _shares(parts: list[tuple[int, list[Tensor]]], shape: ModelShape, t: int) ->
 def states_of(held: Held, plan: Plan) -> ModelStates:
     """Bytes of a rank that holds these parameters before ZeRO: the dense ones are sharded over all data-parallel ranks, an
     expert's over those that have the same part of it."""
-    return _states(held, _sharding(plan))
+    return _states(held, plan.zero, plan.shards, plan.expert_shards, plan.stored)
 
 
 def least(held: Held, plan: Plan) -> int:
@@ -139,31 +139,17 @@ def least(held: Held, plan: Plan) -> int:
 
 def optimizer_bytes(held: RankParameters, plan: Plan) -> int:
     """Counts the bytes of the optimizer's states on the rank that has most of them."""
-    how = _sharding(plan)
-    return max(_states(each, how).optimizer for each in held.kinds)
-
-
-class _Sharding(NamedTuple):
-    """The part of a plan that decides how many bytes of states a parameter takes on a rank."""
-
-    zero: int
-    shards: int
-    expert_shards: int
-    recipe: Recipe
-
-
-def _sharding(plan: Plan) -> _Sharding:
-    return _Sharding(plan.zero, plan.shards, plan.expert_shards, plan.stored)
+    return max(states_of(each, plan).optimizer for each in held.kinds)
 
 
 @functools.lru_cache(maxsize=16384)
-def _states(held: Held, how: _Sharding) -> ModelStates:
+def _states(held: Held, zero: int, shards: int, expert_shards: int, recipe: Recipe) -> ModelStates:
     whole = math.ceil(held.dense) + math.ceil(held.experts)
-    part = math.ceil(held.dense / how.shards) + math.ceil(held.experts / how.expert_shards)
+    part = math.ceil(held.dense / shards) + math.ceil(held.experts / expert_shards)
     return ModelStates(
-        how.recipe.parameters * (part if how.zero == 3 else whole),
-        how.recipe.gradients * (part if how.zero >= 2 else whole),
-        how.recipe.optimizer * (part if how.zero >= 1 else whole),
+        recipe.parameters * (part if zero == 3 else whole),
+        recipe.gradients * (part if zero >= 2 else whole),
+        recipe.optimizer * (part if zero >= 1 else whole),
     )
 
 
@@ -173,9 +159,9 @@ def on_ranks(dealt: Dealt, plan: Plan) -> list[tuple[ModelStates, int]]:
     With ZeRO-3 or parameters in the host's memory, gathered parameters: two units (one in use, one under way), or all where
     forward's are kept; from ZeRO-2 on the whole gradients of a unit.
     """
-    held, how, away, recipe = hold(dealt).ranks, _sharding(plan), plan.offload == "all", plan.recipe
-    found = [_offloaded(_states(held[rank], how), plan.offload) for rank in dealt.firsts]
-    if not away and (plan.zero < 2 or how.shards == how.expert_shards == 1):
+    held, away, recipe = hold(dealt).ranks, plan.offload == "all", plan.recipe
+    found = [_offloaded(states_of(held[rank], plan), plan.offload) for rank in dealt.firsts]
+    if not away and (plan.zero < 2 or plan.shards == plan.expert_shards == 1):
         return [(each, 0) for each in found]
     kept = plan.zero == 3 and not plan.reshard_after_forward
     whole_gradients = plan.pp > 1 and plan.framework.reduce_once
@@ -203,12 +189,8 @@ class Group(NamedTuple):
 
 def groups(plan: Plan) -> tuple[Group, Group]:
     """The groups of the parameters that all data-parallel ranks have, and of an expert's (edp ranks: see Plan.etp)."""
-    return _groups(plan.dp * plan.cp, plan.shards, plan.tp, plan.expert_ranks, plan.expert_shards, plan.expert_tp * plan.ep)
-
-
-@functools.lru_cache(maxsize=16384)
-def _groups(ranks: int, shards: int, tp: int, *of_experts: int) -> tuple[Group, Group]:
-    return Group(ranks, shards, tp), Group(*of_experts)
+    own = Group(plan.dp * plan.cp, plan.shards, plan.tp)
+    return own, Group(plan.expert_ranks, plan.expert_shards, plan.expert_tp * plan.ep)
 
 
 class Row(NamedTuple):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from manyranks.theory import activations, checkpointing, checks, memory
+from manyranks.theory.activations import Kept as Saved
 from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.calls import AGAIN, BACKWARD, BESIDE, FORWARD, HALF, Call, Calls, Passes, counted
 from manyranks.theory.plan import Local, Plan, why_uncut
@@ -143,23 +144,6 @@ def model(
     return embedding(*options) + blocks * block(*options) + head(*options) + end
 
 
-class Saved(NamedTuple):
-    """Holds the bytes that one layer keeps of one micro-batch on one rank.
-
-    outside: norms, dropouts and inputs of column-parallel layers, 10sbh in arXiv 2205.05198's layer, and 10sbh/t with SP
-    inside: sbh(24/t + 5as/(ht)) there
-    statistics: of the norms, which the paper leaves out
-    """
-
-    outside: float
-    inside: float
-    statistics: int
-
-    @property
-    def total(self) -> float:
-        return sum(self)
-
-
 def saved(shape: ModelShape, plan: Plan, moe: bool = False, itemsize: int = 4) -> Saved:
     """Returns what memory.layer_activations adds up, and the statistics that checkpointing.statistics counts.
 
@@ -171,7 +155,7 @@ def saved(shape: ModelShape, plan: Plan, moe: bool = False, itemsize: int = 4) -
     """
     memory.layer_activations(shape, plan, moe)  # raises
     statistics = checkpointing.statistics(shape, plan, itemsize) if plan.recompute != "full" else 0
-    return Saved(*activations.parts(shape, plan, moe), statistics)
+    return activations.parts(shape, plan, moe)._replace(statistics=statistics)
 
 
 class Parameters(NamedTuple):

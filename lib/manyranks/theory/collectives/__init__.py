@@ -8,35 +8,6 @@ the rates of nccl-tests; topology: seconds on a torus; contents: what each rank 
 reduce_scatter, broadcast and scatter, the output of all_gather and gather, one rank's input of all_to_all.
 """
 
-from manyranks.theory.collectives.algorithms import ALGORITHMS, rounds
-from manyranks.theory.collectives.checks import usual
-from manyranks.theory.collectives.messages import Message, Round, chunk_sizes
-from manyranks.theory.collectives.timing import (
-    algorithm_bandwidth,
-    bus_bandwidth,
-    cluster_seconds,
-    crossover,
-    least_bytes,
-    round_count,
-    seconds,
-)
-from manyranks.theory.collectives.topology import torus_seconds
-from manyranks.theory.collectives.traffic import sent_bytes
+from manyranks import lazy
 
-__all__ = [
-    "ALGORITHMS",
-    "Message",
-    "Round",
-    "algorithm_bandwidth",
-    "bus_bandwidth",
-    "chunk_sizes",
-    "cluster_seconds",
-    "crossover",
-    "least_bytes",
-    "round_count",
-    "rounds",
-    "seconds",
-    "sent_bytes",
-    "torus_seconds",
-    "usual",
-]
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

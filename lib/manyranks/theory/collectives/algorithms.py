@@ -73,11 +73,6 @@ def tree_broadcast(group: Group) -> Rounds:
     return [tuple(send_all(group, (root + v) % n, (root + v + d) % n) for v in range(min(d, n - d))) for d in distances]
 
 
-def tree_reduce(group: Group) -> Rounds:
-    """The binomial broadcast backwards, adding."""
-    return mirrored(tree_broadcast(group), adds=True)
-
-
 def tree_scatter(group: Group) -> Rounds:
     """Binomial: whoever holds chunks hands on the further half of them, the root at a distance of half the ranks first."""
     n, root = len(group.ranks), group.root
@@ -88,19 +83,9 @@ def tree_scatter(group: Group) -> Rounds:
     return out
 
 
-def tree_gather(group: Group) -> Rounds:
-    """The binomial scatter backwards."""
-    return mirrored(tree_scatter(group), adds=False)
-
-
 def naive_broadcast(group: Group) -> Rounds:
     """The root sends the tensor to one rank after another."""
     return [(send_all(group, group.root, r),) for r in range(len(group.ranks)) if r != group.root]
-
-
-def naive_reduce(group: Group) -> Rounds:
-    """The naive broadcast backwards, adding."""
-    return mirrored(naive_broadcast(group), adds=True)
 
 
 def naive_scatter(group: Group) -> Rounds:
@@ -108,9 +93,13 @@ def naive_scatter(group: Group) -> Rounds:
     return [(send(group, group.root, r, r),) for r in range(len(group.ranks)) if r != group.root]
 
 
-def naive_gather(group: Group) -> Rounds:
-    """The naive scatter backwards."""
-    return mirrored(naive_scatter(group), adds=False)
+def backwards(algorithm: Algorithm, adds: bool) -> Algorithm:
+    """Makes a reduce of a broadcast, which adds, or a gather of a scatter."""
+    return lambda group: mirrored(algorithm(group), adds)
+
+
+tree_reduce, naive_reduce = backwards(tree_broadcast, adds=True), backwards(naive_broadcast, adds=True)
+tree_gather, naive_gather = backwards(tree_scatter, adds=False), backwards(naive_scatter, adds=False)
 
 
 def shifted(group: Group, theirs: bool, adds: bool) -> Rounds:
@@ -142,7 +131,12 @@ def doubling_all_gather(group: Group) -> Rounds:
 
 def doubling_all_reduce(group: Group) -> Rounds:
     """Neighbors swap and add the whole tensor, then ranks 2 apart, 4, …; extra ranks are folded in."""
-    return _folded(group, _swap_and_add)
+
+    def swap_and_add(core: Group) -> Rounds:
+        n = len(core.ranks)
+        return [tuple(send_all(core, r, r ^ 2**k, adds=True) for r in range(n)) for k in range(n.bit_length() - 1)]
+
+    return _folded(group, swap_and_add)
 
 
 def halving_doubling_all_reduce(group: Group) -> Rounds:
@@ -169,11 +163,6 @@ def hierarchical_all_reduce(group: Group) -> Rounds:
 
 def _exchange(group: Group, partners: list[int], theirs: bool, adds: bool) -> Round:
     return tuple(send(group, r, to, to if theirs else r, adds=adds) for r, to in enumerate(partners))
-
-
-def _swap_and_add(group: Group) -> Rounds:
-    n = len(group.ranks)
-    return [tuple(send_all(group, r, r ^ 2**k, adds=True) for r in range(n)) for k in range(n.bit_length() - 1)]
 
 
 def _folded(group: Group, core: Algorithm) -> Rounds:

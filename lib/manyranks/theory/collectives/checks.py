@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from manyranks.theory.names import nearest
+from manyranks.theory.names import nearest, one_of
 
 _POWER_OF_TWO = {
     ("all_gather", "recursive_doubling"): "pairs ranks 1, 2, 4, … apart",
@@ -12,7 +12,7 @@ _POWER_OF_TWO = {
 
 def algorithm(table: Mapping[str, Collection[str]], op: str, given: str) -> None:
     """Checks that the operation is known and has the algorithm."""
-    operation(table, op)
+    one_of(table, op=op)
     if given not in table[op]:
         raise ValueError(f"algorithm={given!r} of {op}: {nearest(given, table[op])}")
 
@@ -20,12 +20,6 @@ def algorithm(table: Mapping[str, Collection[str]], op: str, given: str) -> None
 def usual(op: str) -> str:
     """The algorithm that is meant where none is named: the ring, and for operations that have none what stands in its place."""
     return {"scatter": "tree", "gather": "tree", "all_to_all": "pairwise"}.get(op, "ring")
-
-
-def operation(table: Collection[str], op: str) -> None:
-    """Checks that the operation is known."""
-    if op not in table:
-        raise ValueError(f"op={op!r}: {nearest(op, table)}")
 
 
 def group(op: str, n: int, algorithm: str, root: int = 0, node: int | None = None) -> None:
@@ -47,8 +41,5 @@ def _check_node(n: int, node: int | None) -> None:
     if node is None:
         raise ValueError(f"node=None: algorithm='hierarchical' needs the ranks of a node, a divisor of n={n}")
     if node < 1 or n % node:
-        raise ValueError(f"node={node}: ranks of a node must divide n={n}; allowed are {_divisors(n)}")
-
-
-def _divisors(n: int) -> str:
-    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+        allowed = ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+        raise ValueError(f"node={node}: ranks of a node must divide n={n}; allowed are {allowed}")

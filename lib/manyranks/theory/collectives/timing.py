@@ -14,6 +14,7 @@ from manyranks.theory.cluster import Cluster
 from manyranks.theory.collectives import checks
 from manyranks.theory.collectives.algorithms import rounds
 from manyranks.theory.hardware import Link
+from manyranks.theory.names import one_of
 
 Links = Link | tuple[Link, Link]
 
@@ -23,13 +24,6 @@ class Path(NamedTuple):
 
     messages: int
     tensors: float
-
-
-class Line(NamedTuple):
-    """A time fixed + per_byte · bytes."""
-
-    fixed: float
-    per_byte: float
 
 
 def seconds(op: str, bytes: float, n: int, link: Links, algorithm: str | None = None, node: int | None = None) -> float:
@@ -45,10 +39,10 @@ def seconds(op: str, bytes: float, n: int, link: Links, algorithm: str | None = 
     if not bytes >= 0:
         raise ValueError(f"bytes={bytes}: must not be negative")
     algorithm = algorithm or checks.usual(op)
-    line = _line(op, n, link, algorithm, node)
+    fixed, per_byte = _line(op, n, link, algorithm, node)
     if (op, algorithm) == ("broadcast", "ring"):
         return _chain_broadcast(bytes, n, link)
-    return line.fixed + line.per_byte * bytes
+    return fixed + per_byte * bytes
 
 
 def crossover(op: str, n: int, link: Link, first: str, second: str) -> float | None:
@@ -59,13 +53,14 @@ def crossover(op: str, n: int, link: Link, first: str, second: str) -> float | N
     one, other = (_line(op, n, link, algorithm, None) for algorithm in (first, second))
     if op == "broadcast" and "ring" in (first, second):
         return _chain_crossover(n, link, first, second)
-    fixed, per_byte = other.fixed - one.fixed, other.per_byte - one.per_byte
+    fixed, per_byte = other[0] - one[0], other[1] - one[1]
     if per_byte > 0 or (per_byte == 0 and fixed >= 0):
         return None
     return max(0.0, -fixed / per_byte) if per_byte else 0.0
 
 
-def _line(op: str, n: int, link: Links, algorithm: str, node: int | None) -> Line:
+def _line(op: str, n: int, link: Links, algorithm: str, node: int | None) -> tuple[float, float]:
+    """Seconds that do not depend on the size, and seconds a byte."""
     checks.algorithm(_PATHS, op, algorithm)
     checks.group(op, n, algorithm, node=node)
     if algorithm == "hierarchical":
@@ -73,15 +68,15 @@ def _line(op: str, n: int, link: Links, algorithm: str, node: int | None) -> Lin
     if not isinstance(link, Link):
         raise ValueError(f"link={link!r}: {algorithm!r} takes one Link; only 'hierarchical' takes a pair")
     messages, tensors = _PATHS[op][algorithm](n)
-    return Line(messages * link.latency, tensors / link.bandwidth)
+    return messages * link.latency, tensors / link.bandwidth
 
 
-def _hierarchical(n: int, link: Links, node: int) -> Line:
+def _hierarchical(n: int, link: Links, node: int) -> tuple[float, float]:
     if isinstance(link, Link) or len(link) != 2:
         raise ValueError(f"link={link!r}: 'hierarchical' takes a pair of Links, inside a node and between nodes")
     (inside, between), nodes = link, n // node
     fixed = 2 * (node - 1) * inside.latency + 2 * (nodes - 1) * between.latency
-    return Line(fixed, 2 * (node - 1) / node / inside.bandwidth + 2 * (nodes - 1) / n / between.bandwidth)
+    return fixed, 2 * (node - 1) / node / inside.bandwidth + 2 * (nodes - 1) / n / between.bandwidth
 
 
 def _chain_broadcast(bytes: float, n: int, link: Link) -> float:
@@ -124,8 +119,7 @@ def _tensor_at_a_time(n: int) -> Path:
 
 
 def _tree(n: int) -> Path:
-    levels = (n - 1).bit_length()
-    return Path(levels, levels)
+    return Path((n - 1).bit_length(), (n - 1).bit_length())
 
 
 def _halves(n: int) -> Path:
@@ -184,7 +178,7 @@ def bus_bandwidth(op: str, bytes: float, seconds: float, n: int) -> float:
     Raises ValueError for an unknown operation, n below 1, and as algorithm_bandwidth.
     Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather and scatter src/gather.cu and src/scatter.cu.
     """
-    checks.operation(_FACTORS, op)
+    one_of(_FACTORS, op=op)
     if n < 1:
         raise ValueError(f"n={n}: a group has at least 1 rank")
     return algorithm_bandwidth(bytes, seconds) * _FACTORS[op](n)
@@ -201,27 +195,8 @@ def least_bytes(op: str, bytes: float, n: int) -> float:
     return bytes / n if op == "gather" else bus_bandwidth(op, bytes, 1.0, n)
 
 
-def _all_but_own(n: int) -> float:
-    return (n - 1) / n
-
-
-_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": _all_but_own,
-    "all_gather": _all_but_own,
-    "reduce": lambda n: 1.0,
-    "broadcast": lambda n: 1.0,
-    "scatter": _all_but_own,
-    "gather": _all_but_own,
-    "all_to_all": _all_but_own,
-}
-
-
-class Leg(NamedTuple):
-    """The largest message of a round on one kind of link: its share of the whole tensor."""
-
-    link: Link
-    share: float
+_FACTORS: dict[str, Callable[[int], float]] = {op: lambda n: (n - 1) / n for op in _PATHS}  # all but its own
+_FACTORS |= {"all_reduce": lambda n: 2 * (n - 1) / n, "reduce": lambda n: 1.0, "broadcast": lambda n: 1.0}
 
 
 def cluster_seconds(op: str, bytes: float, n: int, cluster: Cluster, algorithm: str | None = None) -> float:
@@ -237,7 +212,7 @@ def cluster_seconds(op: str, bytes: float, n: int, cluster: Cluster, algorithm: 
     if not bytes >= 0:
         raise ValueError(f"bytes={bytes}: must not be negative")
     alike = _rounds(op, n, cluster, algorithm or checks.usual(op))
-    return sum(times * max(leg.link.seconds(leg.share * bytes) for leg in legs) for legs, times in alike)
+    return sum(times * max(link.seconds(share * bytes) for link, share in legs) for legs, times in alike)
 
 
 def round_count(op: str, n: int, cluster: Cluster, algorithm: str) -> int:
@@ -246,8 +221,8 @@ def round_count(op: str, n: int, cluster: Cluster, algorithm: str) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _rounds(op: str, n: int, cluster: Cluster, algorithm: str) -> tuple[tuple[tuple[Leg, ...], int], ...]:
-    """The largest message of a round on each kind of link, and how many rounds have the same."""
+def _rounds(op: str, n: int, cluster: Cluster, algorithm: str) -> tuple[tuple[tuple[tuple[Link, float], ...], int], ...]:
+    """The largest message of a round on each kind of link, as a share of the tensor, and how many rounds have the same."""
     elements = 16 * n * 2 ** max(n - 1, 0).bit_length()  # a multiple of every number of chunks that an algorithm cuts
     node = min(cluster.node, n) if algorithm == "hierarchical" else None
     found, between = Counter(), functools.cache(cluster.between)
@@ -256,5 +231,5 @@ def _rounds(op: str, n: int, cluster: Cluster, algorithm: str) -> tuple[tuple[tu
         for message in messages:
             link = between(message.source, message.destination)
             largest[link] = max(largest.get(link, 0), message.count)
-        found[tuple(Leg(link, count / elements) for link, count in largest.items())] += 1
+        found[tuple((link, count / elements) for link, count in largest.items())] += 1
     return tuple(found.items())

@@ -1,10 +1,10 @@
 """Seconds of a collective on a torus, whose chips have two links an axis, one each way round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 
-from manyranks.theory.collectives import checks
 from manyranks.theory.hardware import Link
+from manyranks.theory.names import one_of
 
 
 def torus_seconds(op: str, bytes: float, dims: Sequence[int], link: Link) -> float:
@@ -25,41 +25,20 @@ def torus_seconds(op: str, bytes: float, dims: Sequence[int], link: Link) -> flo
     all-gather on an even ring (its bytes count all chips together, N times ours). It leaves out (N−1)/N, and takes the
     larger of the hops' time and the bytes' time; we take the sum.
     """
-    checks.operation(_SECONDS, op)
+    one_of(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), op=op)
     if not bytes >= 0:
         raise ValueError(f"bytes={bytes}: must not be negative")
     if any(dim < 1 for dim in dims):
         raise ValueError(f"dims={tuple(dims)}: an axis has at least 1 chip")
     rings = [dim for dim in dims if dim > 1]
-    return _SECONDS[op](bytes, rings, link) if rings else 0.0
-
-
-def _half(bytes: float, rings: Sequence[int], link: Link) -> float:
-    chips = prod(rings)
-    return _hops(rings) * link.latency + (chips - 1) / chips * bytes / (2 * len(rings) * link.bandwidth)
-
-
-def _all_reduce(bytes: float, rings: Sequence[int], link: Link) -> float:
-    return 2 * _half(bytes, rings, link)
-
-
-def _all_to_all(bytes: float, rings: Sequence[int], link: Link) -> float:
-    longest = max(rings)
-    crossing = (longest // 2) * (longest - longest // 2) / (2 * longest)
-    return _hops(rings) * link.latency + crossing * bytes / link.bandwidth
-
-
-def _hops(rings: Sequence[int]) -> int:
-    """Links on the way to the furthest chip."""
-    return sum(dim // 2 for dim in rings)
-
-
-_SECONDS: dict[str, Callable[[float, Sequence[int], Link], float]] = {
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _half,
-    "all_gather": _half,
-    "all_to_all": _all_to_all,
-}
+    if not rings:
+        return 0.0
+    chips, longest, hops = prod(rings), max(rings), sum(dim // 2 for dim in rings)  # hops to the furthest chip
+    if op == "all_to_all":
+        crossing = (longest // 2) * (longest - longest // 2) / (2 * longest)
+        return hops * link.latency + crossing * bytes / link.bandwidth
+    once = hops * link.latency + (chips - 1) / chips * bytes / (2 * len(rings) * link.bandwidth)
+    return 2 * once if op == "all_reduce" else once
 
 
 def cube(n: int) -> tuple[int, int, int]:

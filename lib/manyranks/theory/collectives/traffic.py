@@ -40,17 +40,17 @@ def _of_rounds(op: str, elements: int, n: int, algorithm: str, root: int) -> Siz
     return sent
 
 
-def _ring_reduce_scatter(elements: int, n: int, root: int = 0, node: int | None = None) -> Sizes:
+def _ring_reduce_scatter(elements: int, n: int, *_) -> Sizes:
     return [elements - chunk for chunk in chunk_sizes(elements, n)]  # every chunk but the one it keeps
 
 
-def _ring_all_gather(elements: int, n: int, root: int = 0, node: int | None = None) -> Sizes:
+def _ring_all_gather(elements: int, n: int, *_) -> Sizes:
     chunks = chunk_sizes(elements, n)
     return [elements - chunk for chunk in chunks[1:] + chunks[:1]]  # every chunk but its neighbor's own
 
 
-def _ring_all_reduce(elements: int, n: int, root: int = 0, node: int | None = None) -> Sizes:
-    return _sum(_ring_reduce_scatter(elements, n), _ring_all_gather(elements, n))
+def _ring_all_reduce(elements: int, n: int, *_) -> Sizes:
+    return [a + b for a, b in zip(_ring_reduce_scatter(elements, n), _ring_all_gather(elements, n), strict=True)]
 
 
 def _ring_reduce(elements: int, n: int, root: int, node: int | None) -> Sizes:
@@ -61,7 +61,7 @@ def _chain_broadcast(elements: int, n: int, root: int, node: int | None) -> Size
     return [elements if (r - root) % n < n - 1 else 0 for r in range(n)]
 
 
-def _own_to_all(elements: int, n: int, root: int, node: int | None) -> Sizes:
+def _own_to_all(elements: int, n: int, *_) -> Sizes:
     return [(n - 1) * chunk for chunk in chunk_sizes(elements, n)]
 
 
@@ -69,10 +69,6 @@ def _hierarchical(elements: int, n: int, root: int, node: int) -> Sizes:
     inside = _ring_all_reduce(elements, node)
     between = [_ring_all_reduce(shard, n // node) for shard in chunk_sizes(elements, node)]
     return [inside[r % node] + between[r % node][r // node] for r in range(n)]
-
-
-def _sum(first: Sizes, second: Sizes) -> Sizes:
-    return [a + b for a, b in zip(first, second, strict=True)]
 
 
 # Where an algorithm has more than O(n log n) messages.

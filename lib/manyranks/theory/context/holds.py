@@ -13,7 +13,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.context import sends
 from manyranks.theory.context.sends import Sizes
-from manyranks.theory.names import nearest
+from manyranks.theory.names import one_of
 from manyranks.theory.plan import Plan
 
 PLACE = 8  # bytes of a position
@@ -104,8 +104,7 @@ def buffers(block: int, gradients: int, n: int, variant: str = "ring") -> int:
     After an all-gather a rank has all ranks' blocks and gradients. Ulysses and a single rank
     have none beyond what they keep. Raises ValueError for an unknown variant.
     """
-    if variant not in sends.VARIANTS:
-        raise ValueError(f"variant={variant!r}: {nearest(variant, sends.VARIANTS)}")
+    one_of(sends.VARIANTS, variant=variant)
     if n == 1 or variant == "ulysses":
         return 0
     return n * (block + gradients) if variant == "all-gather" else 2 * block + min(4, 2 * (n - 1)) * gradients

@@ -10,7 +10,7 @@ from itertools import product, starmap
 from typing import NamedTuple
 
 from manyranks.theory import checks
-from manyranks.theory.names import nearest
+from manyranks.theory.names import one_of
 from manyranks.theory.plan import multiples
 
 LAYOUTS = ("contiguous", "striped", "zigzag")
@@ -30,15 +30,23 @@ def work(seq: int, n: int, layout: str = "zigzag", causal: bool = True, tile: in
     if not causal:
         return [[(seq // n) ** 2] * n for _ in range(n)]
     scores = Scores.of(length, length if tile is None else tile)
-    hops = {"contiguous": _contiguous, "striped": _striped, "zigzag": _zigzag}[layout]
-    return [hops(rank, n - 1 - rank, scores) for rank in range(n)]
+    return [_hops(layout, scores, rank, n - 1 - rank) for rank in range(n)]
+
+
+def _hops(layout: str, scores: "Scores", before: int, behind: int) -> list[int]:
+    """Lists one rank's scores hop by hop: its own keys, those of the ranks before it from the nearest on, those behind it."""
+    if layout == "contiguous":
+        return [scores.up_to] + [scores.whole] * before + [0] * behind
+    if layout == "striped":
+        return [scores.up_to] * (1 + before) + [scores.before] * behind
+    # Zigzag: of another rank's two chunks the early one is visible to both of this rank's, or both to its late one.
+    return [scores.whole + 2 * scores.up_to] + [2 * scores.whole] * (before + behind)
 
 
 def chunk_length(seq: int, n: int, layout: str) -> int:
     """Tokens of a chunk. Raises ValueError for an unknown layout, and a sequence without equal chunks."""
     checks.whole(seq=seq, n=n)
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r}: {nearest(layout, LAYOUTS)}")
+    one_of(LAYOUTS, layout=layout)
     chunks = 2 * n if layout == "zigzag" else n
     if seq % chunks:
         raise ValueError(f"seq={seq} in {chunks} chunks, {layout} on n={n} ranks: give {multiples(seq, chunks)}")
@@ -66,22 +74,6 @@ class Scores(NamedTuple):
         squares = larger * (size + 1) ** 2 + (count - larger) * size**2
         up_to = (length**2 + squares) // 2
         return cls(length**2, up_to, up_to - (count - larger if size == 1 else 0))
-
-
-# One rank, hop by hop: its own keys, then those of the ranks before it, the nearest first, then of those behind it.
-
-
-def _contiguous(before: int, behind: int, scores: Scores) -> list[int]:
-    return [scores.up_to] + [scores.whole] * before + [0] * behind
-
-
-def _striped(before: int, behind: int, scores: Scores) -> list[int]:
-    return [scores.up_to] * (1 + before) + [scores.before] * behind
-
-
-def _zigzag(before: int, behind: int, scores: Scores) -> list[int]:
-    """Counts scores: of another rank's two chunks the early one is visible to both of this rank's, or both to its late one."""
-    return [scores.whole + 2 * scores.up_to] + [2 * scores.whole] * (before + behind)
 
 
 # What follows from the counts
@@ -169,19 +161,15 @@ def document_work(lengths: Sequence[int], n: int, layout: str = "zigzag") -> Wor
     for index, length in enumerate(lengths):
         checks.whole(**{f"lengths[{index}]": length})
     seq = sum(lengths)
-    chunk_length(seq, n, layout)
+    chunk_length(seq, n, layout)  # raises
     counts, start = [[0] * n for _ in range(n)], 0
+    own = [(rank, chunk) for rank in range(n) for chunk in chunks(seq, n, layout, rank)]
     for length in lengths:
-        _add_document(counts, range(start, start + length), seq, layout)
+        parts = [(rank, part) for rank, chunk in own if (part := _within(chunk, range(start, start + length)))]
+        for (rank, queries), (source, keys) in product(parts, parts):
+            counts[rank][(rank - source) % n] += visible(queries, keys)
         start += length
     return counts
-
-
-def _add_document(counts: Work, document: range, seq: int, layout: str) -> None:
-    n = len(counts)
-    parts = [(rank, part) for rank in range(n) for chunk in chunks(seq, n, layout, rank) if (part := _within(chunk, document))]
-    for (rank, queries), (source, keys) in product(parts, parts):
-        counts[rank][(rank - source) % n] += visible(queries, keys)
 
 
 def chunks(seq: int, n: int, layout: str, rank: int) -> list[range]:

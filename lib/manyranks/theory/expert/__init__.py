@@ -4,39 +4,6 @@ sends: every all-to-all from the routing itself; chances: copies on average, whe
 imbalance, capacity, and the states of a rank.
 """
 
-from manyranks.theory.expert.chances import Copies, Way, calls, one_hop_copies, travel, two_hops_copies, way
-from manyranks.theory.expert.load import (
-    Share,
-    capacity,
-    counts,
-    dropped,
-    imbalance,
-    of_ranks,
-    rank_states,
-    shared_bytes,
-)
-from manyranks.theory.expert.sends import Exchange, Sends, Split, one_hop, rows, two_hops
+from manyranks import lazy
 
-__all__ = [
-    "Copies",
-    "Exchange",
-    "Sends",
-    "Share",
-    "Split",
-    "Way",
-    "calls",
-    "capacity",
-    "counts",
-    "dropped",
-    "imbalance",
-    "of_ranks",
-    "one_hop",
-    "one_hop_copies",
-    "rank_states",
-    "rows",
-    "shared_bytes",
-    "travel",
-    "two_hops",
-    "two_hops_copies",
-    "way",
-]
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

@@ -80,8 +80,9 @@ def rank_states(shape: ModelShape, plan: Plan) -> Share:
 
     Raises ValueError where plan and shape do not fit.
     """
-    kinds = set(memory.rank_parameters(shape, plan))
-    shares = [Share(held, *(memory.states_of(part, plan) for part in _apart(held))) for held in kinds]
+    kinds = dict.fromkeys(memory.rank_parameters(shape, plan))
+    parts = {held: (held._replace(experts=0.0), held._replace(dense=0.0)) for held in kinds}
+    shares = [Share(held, *(memory.states_of(part, plan) for part in apart)) for held, apart in parts.items()]
     return max(shares, key=lambda share: share.total)
 
 
@@ -99,7 +100,3 @@ def shared_bytes(shape: ModelShape, plan: Plan, itemsize: int | None = None) -> 
     size = plan.recipe.parameters if itemsize is None else itemsize
     times = {3: 3 * plan.microbatches, 2: 1 + plan.microbatches}.get(plan.zero, 2)
     return times * held.experts * size * (plan.expert_shards - 1) / plan.expert_shards
-
-
-def _apart(held: Held) -> tuple[Held, Held]:
-    return Held(held.dense, 0.0), Held(0.0, held.experts)

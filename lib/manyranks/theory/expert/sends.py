@@ -8,11 +8,12 @@ Where etp ranks cut each expert, they're neighbors: rank r has slice r % etp of 
 the ranks with the same slice. Source: Megatron-LM, whose expert ranks count etp first, then ep; arXiv 2504.14960.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from manyranks.theory import checks
-from manyranks.theory.names import nearest
+from manyranks.theory.names import one_of
 
 Routing = Sequence[Sequence[Sequence[int]]]
 Matrix = tuple[tuple[int, ...], ...]  # [source][destination]
@@ -49,11 +50,6 @@ class Exchange(NamedTuple):
         """Bytes that each rank sends to others: the payload."""
         return tuple(sum(row) - row[rank] for rank, row in enumerate(self.bytes))
 
-    @property
-    def received(self) -> tuple[int, ...]:
-        """Bytes that each rank gets from others."""
-        return tuple(sum(column) - column[rank] for rank, column in enumerate(zip(*self.bytes, strict=True)))
-
     def split(self, node: int) -> Split:
         """Splits the bytes of all ranks together. node: ranks of a node."""
         checks.whole(node=node)
@@ -82,8 +78,8 @@ class Sends(NamedTuple):
 
     def split(self, node: int, what: str | None = None) -> Split:
         """Splits the bytes of all ranks, both passes together. what: of these exchanges only, one of NAMES, else ValueError."""
-        if what is not None and what not in NAMES:
-            raise ValueError(f"what={what!r}: {nearest(what, NAMES)}")
+        if what is not None:
+            one_of(NAMES, what=what)
         chosen = [exchange.split(node) for exchange in self.both if what in (None, exchange.what)]
         return Split(*map(sum, zip((0, 0, 0), *chosen, strict=True)))
 
@@ -132,26 +128,16 @@ def two_hops(routing: Routing, experts: int, hidden: int, nodes: int, itemsize: 
 
 def rows(routing: Routing, experts: int, etp: int = 1) -> Matrix:
     """Counts copies that each rank sends to each, one for a token and expert. Raises ValueError as one_hop does."""
-    n = _ranks(routing, experts, etp)
-    counts = [[0] * n for _ in range(n)]
-    for source, tokens in enumerate(routing):
-        for choices in tokens:
-            for expert in choices:
-                if expert >= 0:
-                    counts[source][expert * (n // etp) // experts * etp + source % etp] += 1
-    return _frozen(counts)
+    return _counted(len(routing), _copies(routing, experts, etp))
 
 
 def node_rows(routing: Routing, experts: int, nodes: int) -> Matrix:
     """Copies of the first of two hops: one for each node that has one of the token's experts, to the rank at the sender's place
     in that node. Raises ValueError as two_hops does."""
     e, inside = _ranks(routing, experts), _inside(len(routing), nodes)
-    counts = [[0] * e for _ in range(e)]
-    for source, tokens in enumerate(routing):
-        for choices in tokens:
-            for node in {expert * nodes // experts for expert in choices if expert >= 0}:
-                counts[source][node * inside + source % inside] += 1
-    return _frozen(counts)
+    tokens = [(source, token) for source, own in enumerate(routing) for token in own]
+    chosen = [(source, {expert * nodes // experts for expert in token if expert >= 0}) for source, token in tokens]
+    return _counted(e, ((source, node * inside + source % inside) for source, them in chosen for node in them))
 
 
 def inside_rows(routing: Routing, experts: int, nodes: int) -> Matrix:
@@ -159,12 +145,8 @@ def inside_rows(routing: Routing, experts: int, nodes: int) -> Matrix:
 
     Raises ValueError as two_hops does.
     """
-    e, inside = _ranks(routing, experts), _inside(len(routing), nodes)
-    counts = [[0] * e for _ in range(e)]
-    for source, row in enumerate(rows(routing, experts)):
-        for destination, copies in enumerate(row):
-            counts[destination // inside * inside + source % inside][destination] += copies
-    return _frozen(counts)
+    e, inside = len(routing), _inside(len(routing), nodes)
+    return _counted(e, ((to // inside * inside + source % inside, to) for source, to in _copies(routing, experts)))
 
 
 def _outer(first: Matrix, row: int, gates: int, choices: int, nodes: int) -> tuple[Sends, Sends]:
@@ -189,6 +171,19 @@ def _there_and_back(names: Sequence[str], there: Matrix, told: int, group: list[
     counts = [[told if mine == other else 0 for other in group] for mine in group]
     each = (_frozen(counts), there, _turned(there), there, _turned(there))
     return tuple(Exchange(*one) for one in zip(names, each, strict=True))
+
+
+def _copies(routing: Routing, experts: int, etp: int = 1) -> list[tuple[int, int]]:
+    """Lists where each copy comes from, and the rank of its expert."""
+    n = _ranks(routing, experts, etp)
+    chosen = ((r, expert) for r, tokens in enumerate(routing) for token in tokens for expert in token if expert >= 0)
+    return [(source, expert * (n // etp) // experts * etp + source % etp) for source, expert in chosen]
+
+
+def _counted(n: int, ways: Iterable[tuple[int, int]]) -> Matrix:
+    """Counts the copies from each of n ranks to each."""
+    found = Counter(ways)
+    return tuple(tuple(found[source, destination] for destination in range(n)) for source in range(n))
 
 
 def _frozen(counts: list[list[int]]) -> Matrix:

@@ -1,12 +1,6 @@
-from . import (
-    formulas as formulas,
-)
-from . import (
-    rules as rules,
-)
-from . import (
-    tokens as tokens,
-)
+from . import formulas as formulas
+from . import rules as rules
+from . import tokens as tokens
 from .holds import of_rank as of_rank
 from .sends import calls as calls
 from .sends import payload as payload

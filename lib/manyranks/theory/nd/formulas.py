@@ -25,7 +25,7 @@ from manyranks.theory.cluster import Cluster, Route
 from manyranks.theory.context.sends import messages
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT, Constants
-from manyranks.theory.names import nearest
+from manyranks.theory.names import one_of
 from manyranks.theory.plan import Plan
 
 # "dp": ZeRO-1; "fsdp": ZeRO-3; "cp": a ring; "pp": a pipeline's messages; "bubble": what it waits, which is no message.
@@ -80,8 +80,7 @@ def formula(axis: str, shape: ModelShape, cluster: Cluster, degree: int, constan
 
 def check(axis: str, degree: int) -> None:
     """Raises ValueError for what is none of AXES, and for a degree below 2."""
-    if axis not in AXES:
-        raise ValueError(f"axis={axis!r}: {nearest(str(axis), AXES)}")
+    one_of(AXES, axis=axis)
     if type(degree) is not int or degree < 2:
         raise ValueError(f"degree={degree!r}: must be a whole number, 2 or more, for one rank sends nothing")
 

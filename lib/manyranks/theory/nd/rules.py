@@ -49,7 +49,8 @@ def candidates(shape: ModelShape, cluster: Cluster, gpus: int, seq: int) -> Iter
     if fits(shape, cluster, 1, seq // cp):  # page 56: a model that one GPU can train is copied
         yield data | {"zero": 1}
     if fits(shape, cluster, node, seq // cp):  # page 56: one that a node can train is sharded
-        yield data | {"zero": 3, "dp_shard": _shards(gpus // cp) if gpus > MANY else None}
+        shards = max(size for size in range(1, GROUP + 1) if (gpus // cp) % size == 0)
+        yield data | {"zero": 3, "dp_shard": shards if gpus > MANY else None}
     # Page 56: tensor parallelism takes the node, the pipeline as many of these as it must, data parallelism the rest. Page 58:
     # with experts, expert parallelism instead of tensor parallelism.
     tp = 1 if shape.experts else node
@@ -61,11 +62,6 @@ def fits(shape: ModelShape, cluster: Cluster, gpus: int, seq: int) -> bool:
     """Returns whether so many GPUs hold the model with all its states sharded over them, on one sequence, fully recomputed."""
     plan = Plan(dp=gpus, seq=seq, zero=3, recompute="full")
     return memory.peak(shape, plan).total <= cluster.accelerator.memory
-
-
-def _shards(dp: int) -> int:
-    """The largest divisor up to GROUP."""
-    return max(size for size in range(1, GROUP + 1) if dp % size == 0)
 
 
 def regime(plan: Plan, cluster: Cluster) -> str:

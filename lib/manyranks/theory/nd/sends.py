@@ -77,12 +77,9 @@ def calls(
     found = dict.fromkeys(AXES, Calls()) | {"tp": _tensor(run) + _finish(run, rows), "cp": _context(run), "pp": _pipeline(run)}
     found |= _data(run, rows)
     if plan.zero or plan.pp * plan.tp * plan.ep > 1:  # else each rank has all gradients, and their norm
-        found["world"] = _all_reduce(1, _COUNT, plan.gpus, _rank(plan, where))
+        rank = ((where["pp"] * plan.dp + where["dp"]) * plan.cp + where["cp"]) * plan.tp + where["tp"]
+        found["world"] = _all_reduce(1, _COUNT, plan.gpus, rank)
     return found
-
-
-def _rank(plan: Plan, at: dict[str, int]) -> int:
-    return ((at["pp"] * plan.dp + at["dp"]) * plan.cp + at["cp"]) * plan.tp + at["tp"]
 
 
 def _tensor(run: _Run) -> Calls:

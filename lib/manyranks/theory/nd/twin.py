@@ -56,7 +56,9 @@ def twin(shape: ModelShape, plan: Plan, ranks: int = 16) -> Twin:
     small = _plan(shape, plan, _degrees(plan, ranks))
     scaled = _shape(shape, plan, small)
     small.check(scaled)
-    return Twin(scaled, small, _gpt(scaled, small.seq), _kept(shape, plan, small), *_differences(shape, plan, scaled, small))
+    names = ("layers", "hidden", "heads", "ffn", "vocab", "kv_heads", "tied", *(_EXPERTS if shape.experts else ()))
+    gpt = {name: getattr(scaled, name) for name in names} | {"seq": small.seq, "style": scaled.name.removeprefix("small ")}
+    return Twin(scaled, small, gpt, _kept(shape, plan, small), *_differences(shape, plan, scaled, small))
 
 
 # Degrees
@@ -182,11 +184,6 @@ def _experts(shape: ModelShape, small: Plan, layers: int) -> dict[str, int]:
 def _must_untie(shape: ModelShape, small: Plan) -> bool:
     """Stages cannot add up the gradients of one parameter that each of them shards."""
     return shape.tied and small.pp > 1 and small.zero >= 2
-
-
-def _gpt(shape: ModelShape, seq: int) -> dict[str, object]:
-    names = ("layers", "hidden", "heads", "ffn", "vocab", "kv_heads", "tied", *(_EXPERTS if shape.experts else ()))
-    return {name: getattr(shape, name) for name in names} | {"seq": seq, "style": shape.name.removeprefix("small ")}
 
 
 # In words

@@ -23,7 +23,10 @@ def check(shape: ModelShape, plan: Plan, cluster: Cluster, across_nodes: bool = 
     room, peak = cluster.accelerator.memory, memory.peak(shape, plan)
     if peak.total > room:
         parts = f"states {peak.states / GB:.1f}, activations {peak.activations / GB:.1f}, buffers {peak.buffers / GB:.1f}"
-        ways = ", ".join(_ways_out(shape, plan, room)) or "no one or two fields help: take more GPUs, and shard over them"
+        alone = list(_changes(plan))
+        pairs = [one | other for one, other in itertools.combinations(alone, 2) if not one.keys() & other.keys()]
+        found = list(_that_fit(shape, plan, room, alone)) or _that_fit(shape, plan, room, pairs)  # of one field, or else of two
+        ways = ", ".join(found) or "no one or two fields help: take more GPUs, and shard over them"
         need = f"{peak.total / GB:.1f} GB ({parts}) of {room / GB:.0f} GB"
         raise ValueError(f"{plan!r} of {shape.name} needs {need} on its fullest rank: {ways}")
     if (host := memory.host(shape, plan)) > cluster.host_memory:
@@ -33,14 +36,8 @@ def check(shape: ModelShape, plan: Plan, cluster: Cluster, across_nodes: bool = 
         raise ValueError(f"{warning}; if you mean it, say across_nodes=True")
 
 
-def _ways_out(shape: ModelShape, plan: Plan, room: float) -> Iterator[str]:
-    """Changes after which it fits, with what a rank then needs: of one field, or else of two."""
-    alone = list(_changes(plan))
-    pairs = [one | other for one, other in itertools.combinations(alone, 2) if not one.keys() & other.keys()]
-    yield from list(_that_fit(shape, plan, room, alone)) or _that_fit(shape, plan, room, pairs)
-
-
 def _that_fit(shape: ModelShape, plan: Plan, room: float, changes: list[dict[str, object]]) -> Iterator[str]:
+    """Changes after which it fits, with what a rank then needs."""
     for change in changes:
         try:
             other = replace(plan, **change)

@@ -22,17 +22,17 @@ def main() -> None:
     for chip in one_gpu.CHIPS:
         print(f"\nOne {chip}, measured for this course: ms in which kernels run, forward and backward, and GB used at once\n")
         timed = [one_gpu.attentions(chip, "flash-2"), one_gpu.attentions(chip, "cudnn"), one_gpu.steps(chip)]
-        tables, factors = [*timed, one_gpu.peaks(chip)], [1e3] * len(timed) + [1e-9]
-        lines = [_of_one_gpu(row, by) for table, by in zip(tables, factors, strict=True) for row in table]
-        _print(("what", "run", "predicted", "measured", "error"), lines)
-        means = (f"{table[0].table} {one_gpu.mean_error(table):.1%} ({len(table)})" for table in tables)
+        lines, peaks = [_of_one_gpu(row, 1e3) for table in timed for row in table], one_gpu.peaks(chip)
+        _print(("what", "run", "predicted", "measured", "error"), [*lines, *(_of_one_gpu(row, 1e-9) for row in peaks)])
+        means = (f"{table[0].table} {one_gpu.mean_error(table):.1%} ({len(table)})" for table in (*timed, peaks))
         print(f"\nMean absolute error: {', '.join(means)}")
     print()
     _print(("constant", "value", "where from"), _constants())
     print("\nEach table with the constant fitted on the other tables\n")
     without = fit.leave_one_out().items()
     header = ("table", "matmul", "error where it is not fitted on", "error")
-    _print(header, [(table, f"{matmul:.2f}", f"{error:.1%}", f"{_own(table):.1%}") for table, (matmul, error) in without])
+    found = [(table, f"{matmul:.2f}", f"{error:.1%}", _error((table,)).split(" (")[0]) for table, (matmul, error) in without]
+    _print(header, found)
 
 
 def _conversion(check: conversions.Check) -> tuple[str, ...]:
@@ -44,6 +44,10 @@ def _prediction(row: steps.Row) -> tuple[str, ...]:
     return row.table, row.name, f"{row.predict():.4g}", f"{row.measured:.4g}", row.unit, f"{row.error():+.1%}"
 
 
+def _of_one_gpu(row: one_gpu.Row, by: float) -> tuple[str, ...]:
+    return row.table, row.name, f"{by * row.predicted:.3g}", f"{by * row.measured:.3g}", f"{row.error:+.1%}"
+
+
 def _layer(row: layers.Row) -> tuple[str, ...]:
     found, printed = row.predict(), row.measured
     times = [f"{1e3 * seconds:.1f}" for pair in zip(found[:2], printed[:2], strict=True) for seconds in pair]
@@ -51,27 +55,16 @@ def _layer(row: layers.Row) -> tuple[str, ...]:
     return layers.TABLE, row.name, *times, *overheads
 
 
-def _of_one_gpu(row: one_gpu.Row, by: float) -> tuple[str, ...]:
-    return row.table, row.name, f"{by * row.predicted:.3g}", f"{by * row.measured:.3g}", f"{row.error:+.1%}"
-
-
 def _constants() -> list[tuple[str, ...]]:
     defaults, fitted = Constants(), " and ".join(fit.FITTED_ON)
+    pytorch, megatron = (f"{STACKS[name].host:g} s" for name in ("pytorch", "megatron-core"))
     return [
         ("matmul", f"{defaults.matmul:g}", f"fitted once on {fitted}; today's fit gives {fit.fit():.2f}"),
         ("bandwidth", f"{defaults.bandwidth:g}", "mean of the rings in measured_busbw.csv ÷ specification"),
         ("overhead", f"{defaults.overhead:g} s", kernels.OVERHEAD_SOURCE),
-        ("host", f"{STACKS['pytorch'].host:g} s", "a launch, with PyTorch: a round number"),
-        (
-            "host",
-            f"{STACKS['megatron-core'].host:g} s",
-            "a launch, with Megatron: fitted; the same whichever table is left out",
-        ),
+        ("host", pytorch, "a launch, with PyTorch: a round number"),
+        ("host", megatron, "a launch, with Megatron: fitted; the same whichever table is left out"),
     ]
-
-
-def _own(table: str) -> float:
-    return fit.mean_error([row for row in steps.rows() if row.table == table])
 
 
 def _error(tables: tuple[str, ...]) -> str:

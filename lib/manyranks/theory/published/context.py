@@ -71,15 +71,11 @@ _LAYOUTS = {"ring": "contiguous", "zigzag": "zigzag", "stripe": "striped"}
 
 def shares() -> list[Share]:
     """zhuzilin/ring-flash-attention, README: contiguous ("ring"), zigzag, striped ("stripe"), and all-gathered ("llama3")."""
-    bounds, found = {variant: _bound(layout) for variant, layout in _LAYOUTS.items()}, []
+    counts = {variant: context.work(GPUS * TOKENS, GPUS, layout, tile=TILE) for variant, layout in _LAYOUTS.items()}
+    bounds = {name: 1 / (context.balance(each) * context.surplus(each, GPUS * TOKENS)) for name, each in counts.items()}
+    found = []
     for row in published.rows("ring_flash_attention"):
         documents, share = row["mode"] == "varlen", float(row["it_s"]) / float(row["ideal_it_s"])
         bound = None if documents else bounds[row["variant"]]
         found.append(Share(row["gpu"], documents, row["pass"] == "fwd+bwd", row["variant"], share, bound))
     return found
-
-
-def _bound(layout: str) -> float:
-    seq = GPUS * TOKENS
-    counts = context.work(seq, GPUS, layout, tile=TILE)
-    return 1 / (context.balance(counts) * context.surplus(counts, seq))

@@ -71,16 +71,6 @@ class _Kind:
     recompute: str
 
 
-@dataclass(frozen=True)
-class _Known:
-    kind: _Kind
-    row: steps.Row
-
-    @functools.cached_property
-    def error(self) -> float:
-        return self.row.time_error()
-
-
 def confidence(time: StepTime) -> Checked:
     """Says how far a predicted step can be trusted.
 
@@ -102,11 +92,12 @@ def of_plan(shape: ModelShape, plan: Plan, cluster: Cluster) -> Checked:
 @functools.lru_cache(maxsize=65536)
 def of_kind(kind: _Kind, without: str = "") -> Checked:
     """Returns what published runs say of steps of this kind. without: a table whose runs don't count."""
-    here = [run for run in _runs()[kind.chip, kind.sharded] if run.row.table != without and _near(run.kind.rates, kind.rates)]
+    others = [run for run in _runs().get((kind.chip, kind.sharded), []) if run[1].table != without]
+    here = [run for run in others if all(abs(a - b) <= FASTER for a, b in zip(run[0].rates, kind.rates, strict=True))]
     if missing := _missing(kind, here):
         return Checked(0, missing)
-    away = sorted((_away(kind, run.kind), place) for place, run in enumerate(here))[:CLOSEST]
-    near = [(steps_away, here[place].error) for steps_away, place in away if steps_away <= FAR]
+    away = sorted((_away(kind, other), place) for place, (other, _) in enumerate(here))[:CLOSEST]
+    near = [(steps_away, _error(here[place][1])) for steps_away, place in away if steps_away <= FAR]
     if len(near) < FEWEST:
         return Checked(len(near), f"{_counted(near)} of {_family(kind)} like this; {FEWEST} would say something")
     errors = [error for _, error in near]
@@ -125,15 +116,11 @@ def _away(kind: _Kind, run: _Kind) -> float:
     return sizes + uses + (kind.stack != run.stack) + (kind.recompute != run.recompute) / 2
 
 
-def _near(some: tuple[float, ...], others: tuple[float, ...]) -> bool:
-    return all(abs(a - b) <= FASTER for a, b in zip(some, others, strict=True))
-
-
-def _missing(kind: _Kind, here: list[_Known]) -> str:
+def _missing(kind: _Kind, here: list[tuple[_Kind, steps.Row]]) -> str:
     """Says what keeps all runs away: their chips and links, or something that none of them uses; "" where nothing does."""
     if len(here) < FEWEST:
         return f"{_counted(here)} of {_family(kind)}, on such a chip with such links"
-    never = sorted(one for one in kind.uses if not any(one in run.kind.uses for run in here))
+    never = sorted(one for one in kind.uses if not any(one in other.uses for other, _ in here))
     return f"no published run of {_family(kind)} with {' or '.join(never)}" if never else ""
 
 
@@ -172,10 +159,11 @@ def _uses(shape: ModelShape, plan: Plan) -> Iterator[str]:
 def _kind(shape: ModelShape, plan: Plan, cluster: Cluster) -> _Kind:
     tokens, chip = plan.microbatch * plan.seq / plan.cp, cluster.accelerator
     sizes = {1: (shape.hidden,), 1 / 2: (plan.seq, tokens, plan.tp, plan.pp), 1 / 4: (plan.gpus,), 1 / 10: (plan.microbatches,)}
+    generation = next((each for each, names in _GENERATIONS.items() if chip.name.startswith(names)), chip.name)
     near, far = cluster.levels[0], cluster.levels[-1]
     rates = (chip.flops * chip.matmul_fraction, chip.memory_bandwidth, near.share, far.share)
     return _Kind(
-        _generation(cluster),
+        generation,
         plan.stack,
         plan.framework.fp32_shards,
         frozenset(_uses(shape, plan)),
@@ -185,26 +173,19 @@ def _kind(shape: ModelShape, plan: Plan, cluster: Cluster) -> _Kind:
     )
 
 
-def _generation(cluster: Cluster) -> str:
-    name = cluster.accelerator.name
-    return next((chip for chip, names in _GENERATIONS.items() if name.startswith(names)), name)
+@functools.cache
+def _error(row: steps.Row) -> float:
+    return row.time_error()
 
 
 @functools.cache
-def _runs() -> dict[tuple[str, bool], list[_Known]]:
+def _runs() -> dict[tuple[str, bool], list[tuple[_Kind, steps.Row]]]:
     """Sorts runs by generation of chips, and whether FSDP ran them."""
-    found: dict[tuple[str, bool], list[_Known]] = _Lists()
+    found: dict[tuple[str, bool], list[tuple[_Kind, steps.Row]]] = {}
     for row in steps.rows():
         kind = _kind(row.shape, row.plan, row.cluster)
-        found[kind.chip, kind.sharded] = [*found[kind.chip, kind.sharded], _Known(kind, row)]
+        found.setdefault((kind.chip, kind.sharded), []).append((kind, row))
     return found
-
-
-class _Lists(dict):
-    """Lists of runs: an empty one where nobody has run anything."""
-
-    def __missing__(self, key: object) -> list:
-        return []
 
 
 def of_run(row: steps.Row) -> Checked:

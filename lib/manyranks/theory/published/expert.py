@@ -43,32 +43,17 @@ def phases() -> list[Phase]:
     (row,) = steps.deepseek()
     time = step.estimate(row.shape, row.plan, row.cluster)
     ranks = [_work(time, rank) for rank in range(row.plan.pp // 2)]  # the others have the same stages
-    first = max(ranks, key=sum)
-    whole = sum(first) + time.bubble + time.pipeline
-    means = [sum(each) / len(ranks) for each in zip(*ranks, strict=True)]
-    both = [_named(seconds, whole) for seconds in (first, means)]
+    first = max(ranks, key=lambda seconds: sum(seconds.values()))
+    whole = sum(first.values()) + time.bubble + time.pipeline
+    means = {phase: sum(each[phase] for each in ranks) / len(ranks) for phase in first}
+    both = [each | {"bubble": whole - sum(each.values())} for each in (first, means)]
     printed = published.rows("deepseek_isca_step_breakdown")
     said = {line["metric"].removesuffix(" (s)"): (float(line["MPFT"]), line["reason"]) for line in printed}
     return [Phase(name, *(each[name] for each in both), *said[name]) for name in PHASES]
 
 
-class Work(NamedTuple):
+def _work(time: StepTime, rank: int) -> dict[str, float]:
     """Seconds that one rank works, by phase."""
-
-    F: float
-    B: float
-    W: float
-    pairs: float
-    opt: float
-
-
-def _named(work: Iterable[float], whole: float) -> dict[str, float]:
-    forward, backward, weight, pairs, opt = work
-    waiting = whole - sum((forward, backward, weight, pairs, opt))
-    return dict(zip(PHASES, (forward, waiting, backward, weight, pairs, opt), strict=True))
-
-
-def _work(time: StepTime, rank: int) -> Work:
     plan, p = time.plan, time.plan.pp
     each = pace.of_ranks(time.shape, plan, time.cluster, time.constants)
     earlier, later = both = each[rank], each[p - 1 - rank]
@@ -79,7 +64,7 @@ def _work(time: StepTime, rank: int) -> Work:
     weight = sum(n * each.weight for n, each in zip(often.W, both, strict=True))
     paired = (Both(earlier.forward, later.backward), Both(later.forward, earlier.backward))
     pairs = sum(n * pace.hide_experts(pair).seconds for n, pair in zip(often.pairs, paired, strict=True))
-    return Work(forward, backward, weight, pairs, _update(time, rank))
+    return {"1F": forward, "1B": backward, "1W": weight, "1F1B": pairs, "opt": _update(time, rank)}
 
 
 def _update(time: StepTime, rank: int) -> float:

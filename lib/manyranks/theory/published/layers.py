@@ -43,10 +43,9 @@ class Row:
 
 
 def rows() -> list[Row]:
-    return [_row(line) for line in steps.lines(TABLE)[1]]
-
-
-def _row(line: dict[str, str]) -> Row:
-    overhead = float(line["overhead_pct"]) / 100 if "overhead_pct" in line else None
-    measured = Times(float(line["forward_ms"]) / 1e3, float(line["backward_ms"]) / 1e3, overhead)
-    return Row(line["experiment"], steps.plan_of(line), measured)
+    found = []
+    for line in steps.lines(TABLE)[1]:
+        overhead = float(line["overhead_pct"]) / 100 if "overhead_pct" in line else None
+        measured = Times(float(line["forward_ms"]) / 1e3, float(line["backward_ms"]) / 1e3, overhead)
+        found.append(Row(line["experiment"], steps.plan_of(line), measured))
+    return found

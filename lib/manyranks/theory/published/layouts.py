@@ -39,11 +39,6 @@ class Layout(NamedTuple):
     def time(self) -> StepTime:
         return step.estimate(self.shape, self.plan, self.cluster)
 
-    @property
-    def predicted_hours(self) -> float:
-        """GPU hours for a trillion tokens."""
-        return 1e12 / (self.time.tokens_per_second / self.plan.gpus) / 3600
-
 
 def layouts() -> list[Layout]:
     """Reads layouts.csv: Llama 3 405B's three, MegaScale's, Yi-34B's, Gemma 2's three, DeepSeek-V2's and DeepSeek-V3's.
@@ -129,7 +124,8 @@ def _neighbor(name: str, layout: Layout, change: dict[str, object]) -> Neighbor:
     shape, cluster, gpus = layout.shape, layout.cluster, layout.plan.gpus
     try:
         changed = replace(layout.plan, **change)
-        plans = [replace(changed, recompute=more) for more in _more(layout.plan.recompute)]
+        more = RECOMPUTE[RECOMPUTE.index(layout.plan.recompute) :]  # this much recomputation, or more
+        plans = [replace(changed, recompute=each) for each in more]
         peaks = [memory.peak(shape, plan) for plan in plans]
         fitting = [peak.total <= cluster.accelerator.memory for peak in peaks]
         index = fitting.index(True) if any(fitting) else len(plans) - 1
@@ -137,8 +133,3 @@ def _neighbor(name: str, layout: Layout, change: dict[str, object]) -> Neighbor:
     except ValueError as error:
         return Neighbor(name, impossible=str(error))
     return Neighbor(name, plans[index], fitting[index], peaks[index], time, time.seconds / layout.time.seconds - 1)
-
-
-def _more(recompute: str) -> tuple[str, ...]:
-    """This much recomputation, or more."""
-    return RECOMPUTE[RECOMPUTE.index(recompute) :]

@@ -88,7 +88,9 @@ def _gopher(row: dict[str, str]) -> Row:
 
 def korthikanti() -> Iterator[Row]:
     """arXiv 2205.05198, Tables 3 and 5: MFU and HFU from its own times of a step, with selective recomputation."""
-    table = {_short(row["model"]): row for row in published.rows("korthikanti_iteration_times")}
+    # "530B with DP8 (2240 GPUs)" is "530B, DP 8" in steps.
+    rows = published.rows("korthikanti_iteration_times")
+    table = {row["model"].split(" (")[0].replace(" with DP", ", DP "): row for row in rows}
     for run in steps.korthikanti():
         if run.plan.recompute == "selective":
             name = run.name.replace(", present", "")
@@ -97,11 +99,6 @@ def korthikanti() -> Iterator[Row]:
             mfu, hfu = flops.mfu(*given, "korthikanti"), flops.hfu(*given, "selective", "korthikanti")
             both, causal = (mfu, _share(row["MFU_pct"]), hfu, _share(row["HFU_pct"])), flops.mfu(*given)
             yield Row(steps.KORTHIKANTI, name, run.plan.gpus, "A100", speed, "korthikanti", *both, row["source"], causal)
-
-
-def _short(model: str) -> str:
-    """ "530B with DP8 (2240 GPUs)" as steps names it: "530B, DP 8"."""
-    return model.split(" (")[0].replace(" with DP", ", DP ")
 
 
 def sc21() -> Iterator[Row]:

@@ -67,22 +67,12 @@ def rows() -> list[Row]:
     return [row for table in TABLES for row in of(table)]
 
 
-def of(table: str) -> Iterator[Row]:
-    """Reads the runs of one table, in its order, without those that ended out of memory."""
+def of(table: str, fitted: bool = True) -> Iterator[Row]:
+    """Reads the runs of one table, in its order: those that fitted, or those that ended out of memory."""
     about, found = lines(table)
     for line in found:
-        if about["measured"] in line:
+        if (about["measured"] in line) == fitted:
             yield _row(table, about, line)
-
-
-def out_of_memory() -> list[tuple[ModelShape, Plan, Cluster]]:
-    """Reads what was run and didn't fit."""
-    found = []
-    for table in TABLES:
-        about, every = lines(table)
-        failed = (_row(table, about, line | {about["measured"]: "nan"}) for line in every if about["measured"] not in line)
-        found += [(row.shape, row.plan, row.cluster) for row in failed]
-    return found
 
 
 def _row(table: str, about: dict[str, str], line: dict[str, str]) -> Row:
@@ -96,7 +86,7 @@ def _row(table: str, about: dict[str, str], line: dict[str, str]) -> Row:
         shape,
         plan,
         clusters[line["cluster"]],
-        float(line[about["measured"]]),
+        float(line.get(about["measured"], "nan")),
         about["unit"],
         about["counting"] or "full",
         about["recomputed"] or "none",

@@ -1,0 +1,15 @@
+from .algorithms import ALGORITHMS as ALGORITHMS
+from .algorithms import rounds as rounds
+from .checks import usual as usual
+from .messages import Message as Message
+from .messages import Round as Round
+from .messages import chunk_sizes as chunk_sizes
+from .timing import algorithm_bandwidth as algorithm_bandwidth
+from .timing import bus_bandwidth as bus_bandwidth
+from .timing import cluster_seconds as cluster_seconds
+from .timing import crossover as crossover
+from .timing import least_bytes as least_bytes
+from .timing import round_count as round_count
+from .timing import seconds as seconds
+from .topology import torus_seconds as torus_seconds
+from .traffic import sent_bytes as sent_bytes
