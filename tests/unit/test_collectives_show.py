@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from manyranks.show import style
 from manyranks.show.collectives.explorer import LOOKS, TOPOLOGIES, Circle, Collective, Knobs, explorer
 from manyranks.show.labels import Words
-from manyranks.show.said import Said
+from manyranks.show.setting import Said
 from manyranks.theory.collectives import ALGORITHMS, Message, contents, least_bytes, rounds, sent_bytes
 from manyranks.theory.collectives.topology import cube
 from tests.drawn import words

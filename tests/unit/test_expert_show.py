@@ -11,7 +11,7 @@ from matplotlib.patches import FancyArrowPatch
 from manyranks.show import expert, units
 from manyranks.show.bars import LONGEST
 from manyranks.show.expert import CHOICES, CLUSTERS, MODELS, WAYS, Degrees, Experts
-from manyranks.show.looks import LOOKS
+from manyranks.show.style import LOOKS
 from manyranks.theory import flops, models, published
 from manyranks.theory.expert import two_hops_copies
 from manyranks.theory.published import steps

@@ -12,9 +12,8 @@ from manyranks import show
 from manyranks.measure.compared import Beside, Small
 from manyranks.show import page, scenario, units
 from manyranks.show.data_parallel import Scaling
-from manyranks.show.said import Said
 from manyranks.show.scenario import Scenario, controls
-from manyranks.show.setting import Setting
+from manyranks.show.setting import Said, Setting
 from manyranks.theory import Plan, clusters, links, memory, models, step
 from tests.drawn import named, words
 from tests.said import NAMES, SAID, says
@@ -27,10 +26,11 @@ SCENARIO = Scenario(models["llama3-8b"], Plan(dp=64, zero=3, seq=1024), clusters
 class Plot(show.hardware.MessageTime):
     """Chapter 00's plot with shared controls and a private one."""
 
-    code = None
-
     def __init__(self):
         super().__init__(links)
+
+    def code(self, **values):
+        return ""
 
     def update(self, dp, seq, n):
         if dp * seq > 2**20:

@@ -9,9 +9,9 @@ import pytest
 from manyranks.parallel.mesh import Mesh
 from manyranks.show import nd, units
 from manyranks.show.bars import LONGEST
-from manyranks.show.looks import STEP
 from manyranks.show.nd.explorer import ALL, HIDDEN, SHOWN, TAKEN, Layout, Plans
-from manyranks.show.said import Said
+from manyranks.show.setting import Said
+from manyranks.show.style import STEP
 from manyranks.theory import clusters, memory, models, planner, step
 from manyranks.theory.published import confidence
 from tests.drawn import boxes, named, widths, words

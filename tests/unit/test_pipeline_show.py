@@ -17,7 +17,7 @@ from manyranks.parallel.pipeline.verify import peaks
 from manyranks.show import pipeline
 from manyranks.show.labels import word
 from manyranks.show.pipeline import MODELS, NAMES, Charts, Run, Schedules, Two, compare, explorer, run, title
-from manyranks.show.said import Said
+from manyranks.show.setting import Said
 from manyranks.theory import Plan, clusters
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import Span, Timeline, replay

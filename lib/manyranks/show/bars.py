@@ -12,7 +12,7 @@ from matplotlib.path import Path
 
 from manyranks.show import style, units
 from manyranks.show.labels import Labels
-from manyranks.show.said import Part
+from manyranks.show.setting import Part
 
 LONGEST = 0.52  # of an axis, for the longest bar: the rest is for texts
 NOTHING = Path(np.empty((0, 2)))

@@ -349,9 +349,9 @@ class Tradeoff(Board):
         room = now.budget, f"budget: {units.size(now.budget)}"
         self._bars.update([now.parts(point) for point in found.values()], texts, row, longest, room)
 
-    def at(self, now: Strategy, degree: int) -> Cost | None:
+    def at(self, now: Strategy, control: str, degree: int) -> Cost | None:
         """Returns the cost of so many segments, whatever the strategy is now."""
-        return super().at(now._replace(strategy=SEGMENTS), degree)
+        return super().at(now._replace(strategy=SEGMENTS), control, degree)
 
     def parts(self) -> Iterator[Part]:
         for line in self._dots:

@@ -17,9 +17,9 @@ from manyranks.show.drawings import Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, value_slider
 from manyranks.show.labels import word
 from manyranks.show.lines import columns, write
-from manyranks.show.looks import LOOKS, STEP, box
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, Cost, Scenario, controls
 from manyranks.show.setting import MUCH, tried
+from manyranks.show.style import LOOKS, STEP, box
 from manyranks.show.units import percent
 from manyranks.theory import ModelShape, Plan, clusters, flops, models
 from manyranks.theory import expert as theory
@@ -400,11 +400,11 @@ class Experts(Board):
         bars, texts = _rows(lambda way: _way(now, *way), WAYS.values())
         self._traffic.update(bars, texts, [*WAYS.values()].index((2, now.limit)))
 
-    def at(self, now: Degrees, degree: int) -> Cost | None:
+    def at(self, now: Degrees, control: str, degree: int) -> Cost | None:
         """Returns the cost of so many ranks; those that share a node's experts reach all of these."""
-        return super().at(now, degree) or super().at(now._replace(limit=0), degree)
+        return super().at(now, control, degree) or super().at(now._replace(limit=0), control, degree)
 
-    def degree(self, now: Degrees) -> int:
+    def degree(self, now: Degrees, control: str) -> int:
         """Returns the ranks that there are."""
         return now.ranks
 

@@ -12,8 +12,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from manyranks.show import style, units
 from manyranks.show.labels import Labels, heading, word
 from manyranks.show.lines import ring
-from manyranks.show.said import Part
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, Cost
+from manyranks.show.setting import Part
 
 WIDE = 2.75  # inches that a figure gets wider
 _LEFT, _RIGHT, _ABOVE, _BELOW = 0.68, 0.12, 0.3, 0.42  # of a curve's axes; below the last one

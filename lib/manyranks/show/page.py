@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from manyranks.measure.compared import Small
 from manyranks.show import scenario, units
-from manyranks.show.said import Said
 from manyranks.show.scenario import Cost
+from manyranks.show.setting import Said
 from manyranks.theory.published import confidence
 
 # JupyterLab and Notebook 7 take arrows, letters and Enter for themselves, unless the element that has the focus has this

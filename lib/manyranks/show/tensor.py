@@ -14,9 +14,9 @@ from manyranks.show.bars import LONGEST, Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.lines import columns, write
-from manyranks.show.looks import LOOKS, box, sheet
 from manyranks.show.scenario import SHAPES, SHARED, SMALL, SWITCH, Scenario, controls
 from manyranks.show.setting import MUCH
+from manyranks.show.style import box, sheet
 from manyranks.show.units import percent
 from manyranks.theory import ModelShape, Plan, clusters, pace, tensor
 from manyranks.theory.names import Named
@@ -38,17 +38,14 @@ _CUTS = Named("kind", _CUTS | {"mlp": (*_CUTS["mlp"], "middle b·s f columns", "
 
 
 @style.styled
-def cut(kind: str, t: int = 4) -> style.Figure:
-    """Draws the matrices of a cut product, with the rank that holds each part.
+def cut(kind: str) -> style.Figure:
+    """Draws the matrices of a cut product, with the rank of 4 that holds each part.
 
     kind: "column" or "row", Y = X·W with W cut in one of two ways; "mlp", a gated MLP
-    t: ranks, 2 to 8
 
-    Raises ValueError for another kind or t.
+    Raises ValueError for another kind.
     """
     title, *parts = _CUTS[kind]
-    if t not in range(2, len(LOOKS) + 1):
-        raise ValueError(f"t={t!r}: a picture shows 2 to {len(LOOKS)} ranks")
     wide = (_STEPS.get(part) or _SIZES[part.split()[2]] + (0.32 if "terms" in part else 0) for part in parts)
     ends = list(accumulate(wide, initial=0.2))
     fig, axes = sheet(max(4.8, ends[-1] + 0.2), 2.4)
@@ -59,7 +56,7 @@ def cut(kind: str, t: int = 4) -> style.Figure:
         if part not in _STEPS:
             names, rows, columns, how = part.split()
             for y in (0.4, -0.4) if "," in names else (0,):
-                _draw_matrix(axes, x, y, _SIZES[columns], _SIZES[rows], how, t)
+                _draw_matrix(axes, x, y, _SIZES[columns], _SIZES[rows], how)
             names = f"$\\bf{{{names.replace(',', ', ')}}}$  {rows} × {columns}"
             axes.text(middle, -0.79, names, ha="center", va="top", fontsize=9.5)
             axes.text(middle, -1.0, _SAID[how], ha="center", va="top", fontsize=9, style="italic")
@@ -72,14 +69,14 @@ def cut(kind: str, t: int = 4) -> style.Figure:
     return fig
 
 
-def _draw_matrix(axes: Axes, x: float, y: float, wide: float, high: float, how: str, t: int) -> None:
+def _draw_matrix(axes: Axes, x: float, y: float, wide: float, high: float, how: str) -> None:
     if how == "whole":
         axes.add_patch(Rectangle((x, y - high / 2), wide, high, facecolor="#e0e0e0", **_EDGE))
         return
-    for rank in reversed(range(t)):
-        back = 0.32 * rank / (t - 1)
-        place = {"columns": ((x + rank * wide / t, y - high / 2), wide / t, high)}
-        place |= {"rows": ((x, y + high / 2 - (rank + 1) * high / t), wide, high / t)}
+    for rank in reversed(range(4)):
+        back = 0.32 * rank / 3
+        place = {"columns": ((x + rank * wide / 4, y - high / 2), wide / 4, high)}
+        place |= {"rows": ((x, y + high / 2 - (rank + 1) * high / 4), wide, high / 4)}
         place |= {"terms": ((x + back, y + back / 2 - high / 2), wide, high - 0.16)}
         box(axes, *place[how], rank, str(rank) if how != "terms" else "" if rank else "+", 9)
 

@@ -21,8 +21,8 @@ from manyranks.show.bars import corners, joined
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, log_slider, slider, value_slider
 from manyranks.show.labels import Labels, heading, word
 from manyranks.show.lines import SECONDS, ring, ticks
-from manyranks.show.said import Part
 from manyranks.show.scenario import in_code
+from manyranks.show.setting import Part
 from manyranks.theory import clusters, collectives
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, timing, topology

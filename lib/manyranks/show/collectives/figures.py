@@ -14,10 +14,9 @@ from torch import Tensor
 from manyranks.show import style, units
 from manyranks.show.bars import corners
 from manyranks.show.collectives.explorer import MOST, Circle
-from manyranks.show.explorer import Explorer, slider
+from manyranks.show.explorer import Explorer, Panels, Said, slider
 from manyranks.show.labels import heading
-from manyranks.show.looks import LOOKS
-from manyranks.show.said import Said
+from manyranks.show.style import LOOKS
 from manyranks.theory.collectives import chunk_sizes
 
 Row = Sequence[float] | None  # a tensor, a list of numbers, or None for nothing
@@ -123,7 +122,7 @@ def rounds(runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0) -> sty
     return fig
 
 
-class Steps:
+class Steps(Panels):
     """A run stepped through: left the messages of a round, right what each rank holds after it.
 
     run: m.rounds; held[k][r]: rank r's tensor after k rounds, held[0] before the first. Raises ValueError where there are not
@@ -139,7 +138,7 @@ class Steps:
         self.figure, (left, right) = style.figure(columns=2, width=7.6, height=3.1)
         self._circle, self._grid = Circle(left), Holdings(right, self._n, max(row.numel() for row in held[0]))
         self._title = heading(right)
-        self.moving = [*self._circle.moving, *self._grid.moving, self._title.artist]
+        self.panels, self.others = (self._circle, self._grid), [self._title.artist]
 
     def update(self, step: int) -> Said:
         """Shows the messages of this round, counted from 1, and the ranks after it; 0 is the start."""

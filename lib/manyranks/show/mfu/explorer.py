@@ -13,10 +13,10 @@ from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
 from manyranks.show.lines import powers
-from manyranks.show.looks import STEP
 from manyranks.show.mfu.figures import Point, roofline
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, Scenario, controls
 from manyranks.show.setting import MUCH
+from manyranks.show.style import STEP
 from manyranks.theory import Plan, clusters, flops, kernels
 from manyranks.theory import roofline as theory
 from manyranks.theory.plan import RECIPES

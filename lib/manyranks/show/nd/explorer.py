@@ -15,10 +15,10 @@ from manyranks.show import page, style, units
 from manyranks.show.bars import Bars, apart
 from manyranks.show.explorer import Board, Explorer, Measure, Said, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
-from manyranks.show.looks import STEP
 from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, bar, written
 from manyranks.show.scenario import BUBBLE, CLUSTERS, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
 from manyranks.show.setting import MUCH, tried
+from manyranks.show.style import STEP
 from manyranks.theory import ModelShape, Plan, clusters, pipeline, planner
 from manyranks.theory.nd import rules
 from manyranks.theory.planner import Found, Ranking
