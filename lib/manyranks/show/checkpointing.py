@@ -22,8 +22,6 @@ from manyranks.theory.equal_checkpoints import Point, everything, from_input, fr
 from manyranks.theory.layer import FLASH_BACKWARD
 from manyranks.theory.names import Named
 
-__all__ = ["again", "explorer", "kept_by", "peaks", "plan", "step"]
-
 _ACTIONS = {"F": ("forward", "#56B4E9", ""), "R": ("forward again", style.YELLOW, "////"), "B": ("backward", style.GREEN, "")}
 Curves = Mapping[str, Sequence[float]]
 
@@ -188,7 +186,6 @@ class Step(Scenario):
         return Cost(self.fullest[0], kept.room, bubble / seconds, waits / seconds, seconds, mfu)
 
     def code(self) -> str:
-        """Returns Python that prints the step's numbers; all layers run `again` times more than once."""
         _, rank = self.fullest
         prints = _PRINTS | {MEMORY: f"size(memory.peaks(shape, plan)[{rank}].total + {self.more[rank]})"}
         return super().code(prints, lines=_CODE.format(again=self.again))
@@ -229,7 +226,6 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
 
     @property
     def layers(self) -> int:
-        """Says how many layers a rank has."""
         return -(-SHAPES[self.model].layers // self.pp)
 
     def bytes(self, point: Point) -> int:
@@ -294,7 +290,6 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
         return stages + (f"With the model's states the GPU is too full: {full}." if held > room else "")
 
     def limits(self) -> str:
-        """Says what limits, and the first of the ways out."""
         if self.fits:
             if self.best < 0.99 * self.cost:
                 return f"compute; the optimal plan recomputes {_percent(self.best)}"

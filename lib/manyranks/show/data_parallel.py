@@ -20,8 +20,6 @@ from manyranks.timeline import Timeline
 from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
 
-__all__ = ["explorer", "order", "replicas", "steps"]
-
 
 @style.styled
 def replicas() -> style.Figure:

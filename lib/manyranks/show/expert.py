@@ -25,8 +25,6 @@ from manyranks.theory import ModelShape, Plan, clusters, flops, models
 from manyranks.theory import expert as theory
 from manyranks.theory.names import Named
 
-__all__ = ["balancing", "copies", "explorer", "hops", "parameters", "routing", "travels", "waiting"]
-
 Rows = Sequence[Sequence[int]]
 _CROSSES, _INSIDE = (style.ORANGE, 2.5, "crosses"), (style.INK, 1.0, "inside")  # looks of arrows, and their names
 _LOST = {"facecolor": "none", "edgecolor": style.ORANGE, "linestyle": (0, (2, 1)), "linewidth": 1.3}
@@ -368,7 +366,6 @@ class Degrees(namedtuple("Degrees", "model cluster pp ep tp etp limit imbalance 
         return self.scenario.code(prints, "expert", lines)
 
     def limits(self) -> str:
-        """Says what limits. Raises ValueError for a setting that the model doesn't allow."""
         parts = self.parts()
         if not self.fits:
             return self.memory("no single control helps: raise two degrees")
@@ -405,7 +402,6 @@ class Experts(Board):
         return super().at(now, control, degree) or super().at(now._replace(limit=0), control, degree)
 
     def degree(self, now: Degrees, control: str) -> int:
-        """Returns the ranks that there are."""
         return now.ranks
 
     def idle(self, **values) -> list[str]:

@@ -96,7 +96,6 @@ class Explorer:
 
     @property
     def values(self) -> dict:
-        """The controls' present values by name."""
         return {name: control.value for name, control in self.controls.items()}
 
     @property
@@ -105,7 +104,6 @@ class Explorer:
 
     @property
     def png(self) -> bytes:
-        """The picture that is shown now."""
         return self._image.value
 
     def preset(self, name: str) -> "Explorer":
@@ -241,7 +239,6 @@ class Explorer:
         self._image.value = _png(picture)
 
     def _show_parts(self) -> None:
-        """Lays boxes over the picture."""
         boxes, whole = [], (self.figure.bbox.width, self.figure.bbox.height)
         parts = [*self.plot.parts(), *(self.curves.parts() if self.curves else ())]
         for axes, own in itertools.groupby(parts, lambda part: part[0]):  # to place many takes as long as to place one

@@ -20,8 +20,6 @@ from manyranks.theory import failures
 from manyranks.theory.published import failures as published
 from manyranks.timeline import History
 
-__all__ = ["explorer", "heat", "history", "interruptions", "intervals", "lost", "saves", "standstill"]
-
 # Kind of a period -> its name, color and hatch.
 KINDS = {
     "work": ("training kept", style.BLUE, ""),
@@ -296,7 +294,6 @@ class Saving(namedtuple("Saving", "gpus hours stall write restart interval mfu r
         return numbers | {"spare nodes": self.spares}
 
     def limits(self) -> str:
-        """Says what costs most, and what would help."""
         (interval, young, _), (here, there, _) = self.intervals, self.shares
         most = max((kind for kind in here if kind != "work"), key=here.get)
         said = f"{KINDS[most][0]}, {percent(here[most])} of the time"

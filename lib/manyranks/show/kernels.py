@@ -273,7 +273,6 @@ class Product(namedtuple("Product", "chip stride itemsize tile step warps stages
         return numbers | {"tiles": f"{tiles:,} in {blocks.waves(tiles, chip.processors, fits.blocks):.1f} waves"}
 
     def limits(self) -> str:
-        """Says what limits. Raises ValueError for what doesn't fit on a processor, or has no peak."""
         bound, wastes, _ = self.roof.bound(self.intensity), self.sectors * SECTOR > WARP * self.itemsize, self.occupancy
         if bound == "memory" and wastes:
             return "memory, and the stride wastes most of what moves: let neighboring lanes read neighboring elements"

@@ -156,7 +156,6 @@ def measured(small: Small, said: Said, png: bytes = b"") -> str:
 
 
 def faded(tiles: str) -> str:
-    """HTML of tiles that no longer belong to the controls."""
     return f'<div style="opacity:.3">{tiles}</div>'
 
 
@@ -191,5 +190,4 @@ def copies(code: str) -> str:
 
 
 def small_print(text: str) -> str:
-    """HTML of a text in small letters."""
     return f"<small>{html.escape(text)}</small>" if text else ""

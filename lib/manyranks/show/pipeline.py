@@ -27,8 +27,6 @@ from manyranks.theory.plan import SCHEDULES
 from manyranks.timeline import Timeline, replay
 from manyranks.timeline.spans import COMPUTE
 
-__all__ = ["compare", "explorer", "stages"]
-
 LIGHTER = (0.0, 0.45, 0.65, 0.8)  # share of white for a rank's first, second, … stage; the last look is all further ones'
 LOOKS = {
     f"{kind}{k}": gantt.Kind("", tuple(white + (1 - white) * np.array(to_rgb(gantt.KINDS[kind].colour))))
@@ -303,12 +301,10 @@ class Schedules(namedtuple("Schedules", "first second model cluster dp tp pp m v
         return Said(where, numbers, limit, here.fits, here, note)
 
     def change(self, other: "Schedules") -> str:
-        """Writes a schedule as papers do."""
         change = super().change(other)
         return theory.WRITTEN.get(change, change)
 
     def code(self) -> str:
-        """Returns Python that prints both bubbles and, where there is one, the step."""
         both = {place: (name, self.stages(name)) for place, name in (("upper", self.first), ("lower", self.second))}
         lines = _CODE.format(both=str(both).replace("'", '"'), work=self.m * (self.F + self.I + self.W), **self._asdict())
         return lines + (self.scenario.code() if self.possible else "")
@@ -335,7 +331,6 @@ class Two(Charts, Board):
         width("".join([*NAMES, *theory.FORMS.values()]) + "0123456789=≠.;", 1)  # their outlines are made now, not in a redraw
 
     def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
-        """Names the controls that do nothing."""
         return () if "interleaved" in (first, second) else ("v",)
 
     def draw(self, now: Schedules) -> None:

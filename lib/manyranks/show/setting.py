@@ -234,5 +234,4 @@ class Board(Panels):
         return tried(lambda: other.scenario.cost) if other.possible else None
 
     def degree(self, now: Any, control: str) -> object:
-        """Returns the control's value now."""
         return getattr(now, control)

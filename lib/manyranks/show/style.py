@@ -79,7 +79,6 @@ def styled(draw: Callable) -> Callable:
 
 
 def context():
-    """The course's style, for what is drawn inside."""
     return matplotlib.style.context(STYLE)
 
 

@@ -21,8 +21,6 @@ from manyranks.show.units import percent
 from manyranks.theory import ModelShape, Plan, clusters, pace, tensor
 from manyranks.theory.names import Named
 
-__all__ = ["VARIANTS", "collectives", "cut", "explorer", "heads", "saved"]
-
 _SIZES = {"b·s": 1.25, "h": 0.7, "f": 1.2}  # inches of a matrix
 _STEPS = {"×": 0.28, "=": 0.28, "SwiGLU": 0.8, "all-\nreduce": 0.8}  # inches of what stands between two
 _EDGE = {"edgecolor": style.INK, "linewidth": 0.8}
@@ -219,8 +217,6 @@ _ASIDE |= {"pipeline": "messages between stages, {share} of a step (chapter 05)"
 
 
 class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute overlap_tensor"), Setting):
-    """Holds what the controls say."""
-
     choices, remedies, room, words = _ROOM | {"overlap_tensor": [True]}, _REMEDIES, tuple(_ROOM), _WORDS
 
     @property
@@ -262,7 +258,6 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         return (self.cost - self._replace(tp=1).cost) / self.tp - self.waits
 
     def saved(self) -> tensor.Saved:
-        """Returns what one layer keeps on one rank."""
         return tensor.saved(self.scenario.shape, self.scenario.plan)
 
     def sent(self) -> int:
@@ -294,7 +289,6 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         return _ASIDE[name].format(share=percent(share), **self._asdict()) + f"; in a layer, {limit}"
 
     def of_layer(self) -> str:
-        """Says what limits a layer."""
         t, seconds, cluster = self.tp, self.layer().seconds, self.scenario.cluster
         if t == 1:
             return "compute: one GPU sends nothing"

@@ -16,18 +16,6 @@ from manyranks.show.units import count
 from manyranks.theory import Plan, clusters, sharding
 from manyranks.theory.names import Named
 
-__all__ = [
-    "carefully",
-    "explorer",
-    "late_gradients",
-    "stage_1",
-    "step_over_time",
-    "steps_over_time",
-    "unit_by_unit",
-    "who_holds_what",
-    "whole_units",
-]
-
 
 def who_holds_what() -> style.Figure:
     """Draws what each of 4 ranks holds of a model's states in stages 0 to 3, with Adam in mixed precision."""
@@ -330,7 +318,6 @@ class Stages(Board):
         self._largest.update([{"parameters": size} for size in sizes], [*map(count, sizes)], row, limit=mark, missing=missing)
 
     def idle(self, stage: str, **values) -> tuple[str, ...]:
-        """Switches K off but for HSDP."""
         return () if stage == "HSDP" else ("k",)
 
 

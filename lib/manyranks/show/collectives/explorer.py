@@ -147,12 +147,10 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
         return self.cluster.node if self.algorithm == "hierarchical" else None
 
     def rounds(self, elements: int) -> list[Round]:
-        """Messages of a tensor of so many elements."""
         return _rounds(self.operation, elements, self.n, self.algorithm, node=self.node)
 
     @property
     def steps(self) -> int:
-        """Rounds that it takes."""
         return timing.round_count(self.operation, self.n, self.cluster, self.algorithm)
 
     def messages(self, step: int) -> list[tuple[int, int, float]]:
@@ -180,7 +178,6 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
 
     @property
     def sent(self) -> list[int]:
-        """Bytes that each rank sends."""
         return collectives.sent_bytes(self.operation, self.size, 1, self.n, self.algorithm, node=self.node)
 
     def where(self) -> str:

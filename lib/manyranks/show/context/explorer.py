@@ -99,7 +99,6 @@ class Shared(namedtuple("Shared", "model cluster seq cp tp causal layout variant
 
     @property
     def seconds(self) -> float:
-        """Returns the time of a layer's attention, forward and backward."""
         return self.times().both("seconds")
 
     @property
@@ -278,7 +277,6 @@ class Ranks(Board):
         self._variants.update(bars, texts, VARIANTS.index(now.variant))
 
     def idle(self, variant: str, **others) -> list[str]:
-        """Names the split, where only one of the two is there."""
         return [] if variant == "ring-ulysses" else ["ulysses"]
 
 

@@ -87,7 +87,6 @@ class Used(
 
     @property
     def roof(self) -> theory.Roof:
-        """Returns the roof of matrix products in this precision."""
         chip = clusters[self.cluster].accelerator
         return theory.Roof(kernels.peak(chip, RECIPES[self.precision].rate), chip.memory_bandwidth)
 

@@ -42,7 +42,6 @@ class Output:
         return bool(data)
 
     def printed(self, rank: int) -> int:
-        """Bytes so far."""
         return self._bytes.get(("stdout", rank), 0) + self._bytes.get(("stderr", rank), 0)
 
     def take(self, rank: int, what: Shown, stranger: bool = False) -> None:

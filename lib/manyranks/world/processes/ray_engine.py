@@ -66,7 +66,6 @@ class RayServer:
             ) from error
 
     def meeting_place(self, folder: str | None = None) -> str:
-        """Returns the address where the ranks find each other, on the first one's node."""
         first = self._nodes[0]
         port = self._ray.get(self._actors[first["NodeID"]].free_port.remote(), timeout=_CONNECTING)
         return f"tcp://{first['NodeManagerAddress']}:{port}"
@@ -83,15 +82,12 @@ class RayServer:
         return RemoteRank(rank, actor, channels)
 
     def changed_environment(self) -> dict[str, str | None]:
-        """Returns what ranks are told of this process's environment: nothing, nodes have their own."""
         return {}
 
     def clock(self) -> float:
-        """Returns what the notebook's clock shows, in seconds."""
         return time.perf_counter()
 
     def alive(self) -> bool:
-        """Returns whether all nodes can still fork ranks."""
         try:
             self._ray.get([actor.__ray_ready__.remote() for actor in self._actors.values()], timeout=_ANSWERING)
         except Exception:  # a node or its actor is gone, or Ray itself

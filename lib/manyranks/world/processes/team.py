@@ -135,11 +135,9 @@ class Team:
 
     @property
     def torn(self) -> bool:
-        """Returns whether a message to or from a rank was cut short."""
         return any(process.torn for process in self.processes)
 
     def interrupt(self, ranks) -> None:
-        """Lets KeyboardInterrupt rise in these ranks, where Python runs."""
         for rank in ranks:
             self.processes[rank].send_signal(signal.SIGINT)
 
