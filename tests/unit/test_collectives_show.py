@@ -10,7 +10,7 @@ from matplotlib.text import Text
 
 from manyranks.show import style
 from manyranks.show.collectives.explorer import LOOKS, TOPOLOGIES, Circle, Collective, Knobs, explorer
-from manyranks.show.labels import Words
+from manyranks.show.labels import Labels
 from manyranks.show.setting import Said
 from manyranks.theory.collectives import ALGORITHMS, Message, contents, least_bytes, rounds, sent_bytes
 from manyranks.theory.collectives.topology import cube
@@ -276,7 +276,7 @@ def texts(plot: Knobs, renderer) -> list[tuple[str, object]]:
 
 def labels(plot: Knobs) -> list[tuple[str, object]]:
     boxes = []
-    for artist in (artist for artist in plot.moving if isinstance(artist, Words)):
+    for artist in (artist for artist in plot.moving if isinstance(artist, Labels)):
         offsets = artist.get_offset_transform().transform(artist.get_offsets())
         for path, (x, y) in zip(artist.get_paths(), offsets, strict=True):
             boxes.append((f"label at {x:.0f}, {y:.0f}", path.get_extents(artist.get_transform()).translated(x, y)))

@@ -73,7 +73,7 @@ def steps(timelines: Mapping[str, Timeline]) -> style.Figure:
     boxes.name = _names(stacked.spans)
     until = 1.3 * max(span.finished for span in stacked.spans)  # room for the sums
     chart = gantt.chart("", list(timelines), boxes, until, 0.85)
-    chart.names.artist.set_path_effects([withStroke(linewidth=3, foreground="white")])  # over hatches
+    chart.names.set_path_effects([withStroke(linewidth=3, foreground="white")])  # over hatches
     second, _, high, _ = chart.pixels
     for row, each in enumerate(timelines.values()):
         exposed = each.exposed_communication(0)

@@ -233,7 +233,7 @@ class Held(gantt.Clock):
         x, floor = np.round(np.stack([since, until]) * scale), floors[rank.astype(int)]
         self._areas.set_path(joined(np.column_stack([*x, floor - np.round(count / most * gantt.BAND * row), floor])))
         self._floors.set_path(gantt.lines(np.column_stack([0 * floors, floors, 0 * floors + self.wide, floors])))
-        self._peaks.update([(self.wide + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
+        self._peaks.write([(self.wide + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
 
 
 MODELS = [name for name, shape in SHAPES.items() if shape.layers >= 32]  # layers for 8 ranks of 4 stages each

@@ -324,7 +324,7 @@ class Degrees(Board):
         time.set_xlabel("right: layer time, share spent waiting (»: off the scale)", loc="left", fontsize=9)
         self._ends = [axes.axhline(0, color=style.INK, linestyle=":", linewidth=1.6, gid="node ends") for axes in (time, kept)]
         self._node = Labels(kept, left=0, name="node")
-        self.panels, self.others = (self._time, self._kept), (*self._ends, self._node.artist)
+        self.panels, self.others = (self._time, self._kept), (*self._ends, self._node)
 
     def draw(self, now: Cut) -> None:
         cluster = now.scenario.cluster
@@ -340,7 +340,7 @@ class Degrees(Board):
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
         at = 0.01, len(DEGREES) - 0.3  # below the bars: nothing else is ever there
-        self._node.update([at] if ends else [], [f"dotted: a node of {cluster.node} GPUs"] if ends else [])
+        self._node.write([at] if ends else [], [f"dotted: a node of {cluster.node} GPUs"] if ends else [])
 
     def idle(self, tp: int, **others) -> set[str]:
         """Names the controls that do nothing: one rank has nothing to split and nothing to send."""

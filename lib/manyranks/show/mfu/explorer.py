@@ -180,8 +180,7 @@ class _Roofline:
         axes.spines["bottom"].set_bounds(0, 1)
         axes.set_xlabel("arithmetic intensity (FLOPs per byte)", labelpad=18, x=0.5 / _WIDE)
         axes.set_ylabel("rate (% of peak)")
-        self.moving = [*self._lines.values(), *self._points.values()]
-        self.moving += [each.artist for each in (self._names, self._below, self._beside)]
+        self.moving = [*self._lines.values(), *self._points.values(), self._names, self._below, self._beside]
 
     def update(self, now: Used) -> None:
         roof, best, operators = now.roof, now.scenario.cluster.accelerator.matmul_fraction, _spent(now.scenario)[1]
@@ -207,9 +206,9 @@ class _Roofline:
         said = [f"{name}: {share:.1%}" for name, share in shares.items()]
         said += [f"best product (dashed): {best:.0%}", f"peak: {units.flop_rate(roof.peak)}"]
         said += [f"memory: {units.rate(roof.bandwidth)}", f"ridge (dotted): {units.short(roof.ridge)}"]
-        self._names.update([(1.15 if k < len(shares) else 1.08, row) for k, row in enumerate(rows)], said)
-        self._below.update([(x(tick), -0.085) for tick in x.ticks], [f"{tick:,g}" for tick in x.ticks])
-        self._beside.update([(-0.015, y(tick)) for tick in y.ticks], [f"{100 * tick:g}%" for tick in y.ticks])
+        self._names.write([(1.15 if k < len(shares) else 1.08, row) for k, row in enumerate(rows)], said)
+        self._below.write([(x(tick), -0.085) for tick in x.ticks], [f"{tick:,g}" for tick in x.ticks])
+        self._beside.write([(-0.015, y(tick)) for tick in y.ticks], [f"{100 * tick:g}%" for tick in y.ticks])
 
     def parts(self) -> Iterator[Part]:
         return (Part(self._axes, x - 0.02, x + 0.02, y - 0.05, y + 0.05, says) for x, y, says in self._says)

@@ -219,7 +219,7 @@ class Plans(Board):
         self._steps = Steps(below, "", [""] * (1 + len(TAKEN)), 0, **look)
         self._steps.column = 0.25  # its texts are long
         self._names = Labels(below, left=1.0, name="names", **look)
-        self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names.artist]
+        self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names]
         right.set_xlim(0, 0.85)  # its texts are short
         titles = (
             "Axes on links (log: ranks apart)",
@@ -284,7 +284,7 @@ class Plans(Board):
         texts = [f"{text}\n{bar(time)}{tied}" for time, text, tied in zip(times, texts, close, strict=True)]
         self._steps.show(times, texts, 0, 3 * min(time.seconds for time in times))
         lines = [line for row, (text, _) in enumerate(rows) for line in apart(row, text)]  # a name has one or two
-        self._names.update([(-0.008, y) for y, _ in lines], [line for _, line in lines])
+        self._names.write([(-0.008, y) for y, _ in lines], [line for _, line in lines])
 
     def along(self, control: str, degrees: Sequence, best: str, **values) -> tuple:
         """Returns the same, whatever the planner finds."""
