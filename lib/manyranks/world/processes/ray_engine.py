@@ -5,6 +5,7 @@ import secrets
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 from manyranks.world.errors import NODE_LOST, WorldError
@@ -54,7 +55,8 @@ class RayServer:
         self._listener = socket.create_server((_addresses(ray)[mine], 0), backlog=size * len(ray_nodes.CHANNELS))
         self._listener.settimeout(_CONNECTING)
         self._secret = secrets.token_bytes(16)
-        self._actors = {node: self._actor(node, ranks) for node, ranks in self._places().items()}
+        ranks = Counter(node["NodeID"] for node in self._nodes)
+        self._actors = {node: self._actor(node, count) for node, count in ranks.items()}
 
     def wait_until_ready(self) -> None:
         """Returns when every node has imported torch. Raises WorldError if one does not."""
@@ -118,17 +120,11 @@ class RayServer:
             connection.close()
         raise TimeoutError("its channels did not come")
 
-    def _places(self) -> dict[str, list[int]]:
-        places: dict[str, list[int]] = {}
-        for rank, node in enumerate(self._nodes):
-            places.setdefault(node["NodeID"], []).append(rank)
-        return places
-
-    def _actor(self, node: str, ranks: list[int]):
+    def _actor(self, node: str, ranks: int):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where = NodeAffinitySchedulingStrategy(node, soft=False)
-        kind = self._ray.remote(num_cpus=len(ranks), scheduling_strategy=where, max_restarts=0)(ray_nodes.Node)
+        kind = self._ray.remote(num_cpus=ranks, scheduling_strategy=where, max_restarts=0)(ray_nodes.Node)
         return kind.remote(self._listener.getsockname(), self._secret, _addresses(self._ray)[node])
 
 

@@ -54,7 +54,7 @@ class Team:
         """Starts the ranks and waits until their group is ready. Raises NotStarted if it does not come to be."""
         self.processes: list[RankProcess] = []
         self._owner = os.getpid()
-        self._looking = threading.Lock()
+        self._looking = threading.RLock()  # World.stacks may ask from another thread
         self.selector = selectors.DefaultSelector()  # of all that ranks may say; data: (process, which of its channels)
         self._modules: dict[str, int] = {}  # file -> when it was written, as its functions were first run
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
@@ -103,27 +103,22 @@ class Team:
 
     def look(self, ranks, question: bytes = watch.DETAILS) -> dict[int, watch.Whereabouts | None]:
         """Asks these ranks what each is doing; None for one that does not answer."""
-        with self._looking:  # World.stacks may ask from another thread
-            self._ask(ranks, question)
-            return self._answers(ranks, _ANSWERING)
+        with self._looking:
+            self.ask(ranks, question)
+            return dict.fromkeys(ranks) | self.answers(ranks, _ANSWERING)
 
     def ask(self, ranks, question: bytes) -> None:
         """Asks these ranks what they are doing; `answers` has it later."""
         with self._looking:
-            self._ask(ranks, question)
+            for rank in ranks:
+                self.processes[rank].question(question)
 
     def answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts]:
         """Returns the answers to the last question that have come, or come within this time."""
         with self._looking:
-            return {rank: seen for rank, seen in self._answers(ranks, seconds).items() if seen is not None}
-
-    def _ask(self, ranks, question: bytes) -> None:
-        for rank in ranks:
-            self.processes[rank].question(question)
-
-    def _answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts | None]:
-        deadline = time.monotonic() + seconds
-        return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
+            deadline = time.monotonic() + seconds
+            seen = {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
+            return {rank: each for rank, each in seen.items() if each is not None}
 
     def lines_of_silent(self, looks: dict) -> dict[int, str]:
         """Returns what faulthandler says of the ranks that did not answer: where code in C holds the interpreter."""
