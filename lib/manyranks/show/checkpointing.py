@@ -13,7 +13,7 @@ from manyranks.show import drawings, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice, log_slider, value_slider
 from manyranks.show.labels import word
-from manyranks.show.lines import curves
+from manyranks.show.lines import curves, ring, ticks
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, STEP, Cost, Scenario, controls, of
 from manyranks.theory import Plan, checkpointing, clusters, flops, memory
 from manyranks.theory.architecture import ModelShape
@@ -316,14 +316,11 @@ class Tradeoff(Board):
         self.figure, (both, held) = style.figure(1, 2, 6.45, 4.0, height_ratios=(1.25, 1))
         self._front = both.step([], [], color=style.INK, linewidth=1.2, where="post", label="all optimal plans")[0]
         self._dots = [both.plot([], [], mark, label=name, markersize=8)[0] for name, mark in STRATEGIES.items()]
-        self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.INK, markersize=15, markeredgewidth=1.8)[0]
-        self._ring.set_gid("ring")
+        self._ring = ring(both, markersize=15, clip_on=True, gid="ring")
         self._room = both.plot([], [], color=style.INK, linestyle="--", linewidth=1.4, label="activation budget")[0]
         both.set(xscale="log", xlim=(0.4, 180), ylim=(-5.5, 20000))
         both.set_yscale("symlog", linthresh=50, linscale=2)
-        both.set_xticks(at := [1, 3, 10, 30, 100], [f"{x}%" for x in at])
-        both.set_yticks(at := [0, 20, 40, 100, 1000], [f"{y:,}%" for y in at])
-        both.minorticks_off()
+        ticks(both, ([1, 3, 10, 30, 100], "{}%".format), ([0, 20, 40, 100, 1000], "{:,}%".format))
         both.set(xlabel="activation memory (share of keeping everything)", ylabel="recomputed (% of FLOPs)")
         both.set_title("memory against compute", pad=42)
         look = {"borderaxespad": 0.1, "columnspacing": 1.0, "handlelength": 1.6, "fontsize": 8.5}
@@ -362,10 +359,7 @@ class Tradeoff(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 04, on Llama 3 8B with FSDP over 64 GPUs.
-
-    measure: what "Measure it" runs, small.checkpointing
-    """
+    """Opens on Llama 3 8B with FSDP over 64 GPUs. measure: of manyranks.small, what "Measure it" runs."""
     presets = {"16 segments": {"count": 16}, "optimal": {"strategy": OPTIMAL}, "pipeline": {"pp": 4, "strategy": EVERY}}
     long = {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "tp": 8, "sequence_parallel": True}
     old = {"model": "megatron-22b", "seq": 2048, "microbatch": 4, "tp": 8, "sequence_parallel": True, "dp": 1}

@@ -204,10 +204,11 @@ class Explorer:
             except Exception as error:
                 refused, kind = isinstance(error, ValueError), type(error).__name__
                 self.status = f"Not possible: {scenario.in_words(str(error))}" if refused else f"Error: {kind}: {error}"
-                self._show(_dimmed(self._drawn() if self._shown is None else self._shown), page.with_limit(self.status))
+                whole = self._drawn() if self._shown is None else self._shown
+                self._show(whole // np.array([1, 1, 1, 4], np.uint8), page.with_limit(self.status))  # dimmed
                 self.parts.value = self._copy.value = ""
                 if self.said is not None:
-                    self.tiles.value = page.TILES + page.faded(page.tiles(self.said))
+                    self.tiles.value = f'{page.TILES}<div style="opacity:.3">{page.tiles(self.said)}</div>'
                 if not refused:
                     raise
             else:
@@ -342,10 +343,6 @@ class _Picture(widgets.Image):
     """A picture whose tooltip, which is its text for those who cannot see it, can be set: a page wants a description too."""
 
     description = traitlets.Unicode().tag(sync=True)
-
-
-def _dimmed(picture: np.ndarray) -> np.ndarray:
-    return picture // np.array([1, 1, 1, 4], np.uint8)
 
 
 def _png(picture: np.ndarray) -> bytes:

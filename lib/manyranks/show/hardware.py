@@ -130,17 +130,17 @@ class MessageTime(Panels):
         alone, half = (lambda _: chosen.latency), chosen.half_bandwidth_bytes
         for curve, seconds in zip(self._times, (one, alone, lambda size: size / chosen.bandwidth, ring), strict=True):
             curve.set_ydata([seconds(each) for each in _SIZES])
-        shares = (
-            (lambda size: 100 * size / half / (1 + size / half)),
-            (lambda size: 100 * size / n / half / (1 + size / n / half)),
-        )
-        for curve, share in zip(self._shares, shares, strict=True):
-            curve.set_ydata([share(each) for each in _SIZES])
-        for point, value in zip(self._points, (one(size), shares[0](size), ring(size), shares[1](size)), strict=True):
+
+        def share(size: float) -> float:
+            return 100 * size / half / (1 + size / half)
+
+        for curve, pieces in zip(self._shares, (1, n), strict=True):
+            curve.set_ydata([share(each / pieces) for each in _SIZES])
+        for point, value in zip(self._points, (one(size), share(size), ring(size), share(size / n)), strict=True):
             point.set_data([size], [value])
         self._half.set_xdata([half, n * half])
-        numbers = {"one message": f"{units.duration(one(size))}, {shares[0](size):.0f}% of β"}
-        numbers |= {f"{n:,} ranks in a ring": f"{units.duration(ring(size))}, {shares[1](size):.0f}% of β"}
+        numbers = {"one message": f"{units.duration(one(size))}, {share(size):.0f}% of β"}
+        numbers |= {f"{n:,} ranks in a ring": f"{units.duration(ring(size))}, {share(size / n):.0f}% of β"}
         numbers |= {"half of β": f"at {units.size(half)}", "in the ring": f"at {units.size(n * half)}"}
         limit = "latency" if size / n < half else "bandwidth"
         return Said(f"{units.size(size)} over {link}, in {n:,} pieces of {units.size(size / n)}", numbers, limit)

@@ -155,10 +155,6 @@ def measured(small: Small, said: Said, png: bytes = b"") -> str:
     return f"<div>{small_print(f'Measured: {small.where}')}</div>{_row(found)}{picture}{tiles(said)}"
 
 
-def faded(tiles: str) -> str:
-    return f'<div style="opacity:.3">{tiles}</div>'
-
-
 def _tile(name: str, text: str, old: str | None = None, bars: Iterable[float] = (), more: str = "") -> str:
     """HTML of a tile. old: the text before; bars: shares of the tile's width; more: what is beside the number."""
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)

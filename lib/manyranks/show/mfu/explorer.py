@@ -260,10 +260,7 @@ class Utilisation(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 09, on Llama 3 8B, 8 sequences of 8,192 tokens on each of 64 H100s.
-
-    measure: what "Measure it" runs, small.mfu
-    """
+    """Opens on Llama 3 8B, 8 × 8,192 tokens on each of 64 H100s. measure: of manyranks.small, what "Measure it" runs."""
     one_gpu = {"model": "llama3.2-1b", "dp": 1, "m": 1}
     presets = {"few tokens": one_gpu | {"seq": 128}, "an old chip": one_gpu | {"seq": 256, "cluster": "v100-dgx"}}
     presets |= {"long sequences": {"cp": 16, "dp": 4, "seq": 131072}, "two sequences": {"microbatch": 2}}
