@@ -8,7 +8,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from manyranks.show import context, units
-from manyranks.show.context.explorer import CLUSTERS, LENGTHS, MODELS, RANKS, SHOWN, TILE, VARIANTS, Ranks, Shared
+from manyranks.show.context.explorer import LENGTHS, SHOWN, TILE, VARIANTS, Ranks, Shared
 from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, models, step
 from manyranks.theory import context as theory
@@ -298,22 +298,3 @@ def test_the_sentence_names_the_limit_and_a_way_out():
     explorer = context.explorer()
     said = {str(change): explorer.set(**DEFAULT | change).status for change, _ in LIMITS}
     assert {change: said[change] for change, text in ((str(k), text) for k, text in LIMITS) if text not in said[change]} == {}
-    for name in ("zigzag", "two nodes", "ring × Ulysses"):
-        assert explorer.preset(name).status.endswith("Limit: compute.")
-    for name in ("64 ranks", "no grouped heads"):
-        assert "Limit: messages between nodes; with ring-ulysses:" in explorer.preset(name).status
-
-
-def test_every_choice_is_shown_or_refused():
-    options = [MODELS, CLUSTERS, [2**10, 2**20], [1, 16, 64], [1, 8], [True, False], theory.LAYOUTS[::2], VARIANTS, [0, 2]]
-    settings = [dict(zip(DEFAULT, values, strict=True)) for values in itertools.product(*options)][::183]  # all pairs
-    settings += [DEFAULT | {"seq": s} for s in LENGTHS] + [DEFAULT | {"cp": c, "layout": "striped"} for c in RANKS]
-    plot = Ranks()
-    for setting in settings:
-        if now(**setting).possible:
-            said = plot.update(**setting)
-            assert said.limit
-            assert "nan" not in str(said)
-        else:
-            with pytest.raises(ValueError, match=r"Ulysses needs|GPUs: .* has only|exchange heads|does not divide"):
-                plot.update(**setting)
