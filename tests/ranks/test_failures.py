@@ -233,7 +233,7 @@ def test_three_ranks_that_receive_in_a_circle_are_a_cycle(world):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how threads get on")
 def test_a_look_sees_how_the_main_thread_gets_on(world):
     def look():
-        from manyranks.world.rank.processor import processor
+        from manyranks.world.rank.watch import processor
 
         return processor()
 

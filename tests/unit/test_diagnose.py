@@ -7,8 +7,7 @@ import pytest
 from manyranks.measure.calls import RECENT, Call
 from manyranks.measure.divergence import first_divergence
 from manyranks.measure.location import Place
-from manyranks.world.faults.diagnose import hang_report, ranks_text, states_of
-from manyranks.world.faults.outcome import Outcome
+from manyranks.world.faults.diagnose import Outcome, hang_report, ranks_text, states_of
 from manyranks.world.rank.process import Failure, Reply
 from manyranks.world.rank.watch import Whereabouts
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from manyranks.world.errors import HUNG_UP
 from manyranks.world.faults.deadlock import Case
-from manyranks.world.faults.outcome import Outcome
+from manyranks.world.faults.diagnose import Outcome
 from manyranks.world.notebook.output import Output
 from manyranks.world.processes.local import RankProcess
 from manyranks.world.processes.patience import Clock

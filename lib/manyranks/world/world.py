@@ -15,7 +15,7 @@ from manyranks.world import collect, limits
 from manyranks.world.counted.measurement import Measurement, measurement
 from manyranks.world.errors import RankDied, RankFailed, RankHung, RunInterrupted, WorldError
 from manyranks.world.faults import diagnose
-from manyranks.world.faults.outcome import Outcome
+from manyranks.world.faults.diagnose import Outcome
 from manyranks.world.fences.confine import Confined
 from manyranks.world.notebook.live import show_live
 from manyranks.world.notebook.output import Output

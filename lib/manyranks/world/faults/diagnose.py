@@ -1,8 +1,8 @@
-"""Says what went wrong on the ranks, in the reader's terms: cells, lines, calls and who waits for whom."""
+"""The outcome of a run, and what went wrong, in the reader's terms: cells, lines, calls and who waits for whom."""
 
 import re
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from manyranks.measure.calls import Call
 from manyranks.measure.divergence import describe, first_divergence
@@ -10,7 +10,6 @@ from manyranks.measure.location import machinery
 from manyranks.measure.operators import POINT_TO_POINT
 from manyranks.world import cells
 from manyranks.world.errors import HUNG_UP, NODE_LOST, RankDied, RankFailed, RankHung, WorldError
-from manyranks.world.faults.outcome import Outcome
 from manyranks.world.processes.team import Team
 from manyranks.world.rank import messages
 from manyranks.world.rank.debugger import Left
@@ -18,6 +17,32 @@ from manyranks.world.rank.process import Failure
 from manyranks.world.rank.watch import Whereabouts
 
 _FAULT_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclass
+class Outcome:
+    """The outcome of a run: the ranks' replies with the frames of their results, those that died, and what the others did."""
+
+    ranks: tuple[int, ...]
+    replies: dict[int, tuple] = field(default_factory=dict)  # rank -> (Reply, frames)
+    deaths: dict[int, int] = field(default_factory=dict)  # rank -> exit code
+    debugged: set[int] = field(default_factory=set)  # ranks whose debugger waits for a line
+    stopped: set[int] = field(default_factory=set)  # ranks that still ran when the run was given up
+    deadlock: bool = False
+    late: bool = False
+    whereabouts: dict[int, Whereabouts | None] = field(default_factory=dict)  # of the ranks that did not reply
+    faults: dict[int, str] = field(default_factory=dict)  # faulthandler's lines of those that did not even say where
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have neither replied nor died."""
+        return [rank for rank in self.ranks if rank not in self.replies and rank not in self.deaths]
+
+    @property
+    def failed(self) -> list[int]:
+        """Ranks that raised, the first one first."""
+        failures = {rank: reply.failure for rank, (reply, _) in self.replies.items() if reply.failure}
+        return sorted(failures, key=lambda rank: failures[rank].when)
 
 
 def error_of(outcome: Outcome, team: Team, timeout: float | None) -> WorldError | None:

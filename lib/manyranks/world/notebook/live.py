@@ -15,7 +15,7 @@ from manyranks.measure.calls import Call
 from manyranks.measure.fingerprints import size
 from manyranks.world import cells
 from manyranks.world.faults import diagnose
-from manyranks.world.faults.outcome import Outcome
+from manyranks.world.faults.diagnose import Outcome
 from manyranks.world.notebook.output import Output
 from manyranks.world.rank.watch import Whereabouts
 

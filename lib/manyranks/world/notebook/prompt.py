@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from manyranks.world import cells
 from manyranks.world.faults import diagnose
-from manyranks.world.faults.outcome import Outcome
+from manyranks.world.faults.diagnose import Outcome
 from manyranks.world.notebook.output import Output
 from manyranks.world.processes.team import Team
 from manyranks.world.rank import messages, watch

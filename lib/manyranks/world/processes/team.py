@@ -8,12 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from manyranks.world.errors import NotStarted
 from manyranks.world.fences.confine import Confined
-from manyranks.world.processes.local import RankProcess, readable, the_forkserver
+from manyranks.world.processes.local import Forkserver, RankProcess, readable, the_forkserver
 from manyranks.world.processes.patience import Patience
+from manyranks.world.processes.ray_engine import RayServer
 from manyranks.world.rank import messages, watch
 from manyranks.world.rank.process import Setup
 
@@ -21,30 +21,7 @@ _DUMPING = 1.0  # seconds that faulthandler has to write: a busy machine is late
 _ANSWERING = 0.3  # seconds that ranks have to say where they are
 _STANDING_STILL = 120.0  # seconds that ranks which start may do nothing; while they get on, they may take any time
 _TICK = 0.05
-
-
-class Server(Protocol):
-    """Something that forks ranks: a local.Forkserver on this machine, or a ray_engine.RayServer on a cluster.
-
-    Confined ranks are forked by a Forkserver only, which can renew their network.
-    """
-
-    @property
-    def pid(self) -> int | None: ...  # the parent of the ranks; None where it is on other machines
-
-    def alive(self) -> bool: ...  # whether it can still fork ranks
-
-    def wait_until_ready(self) -> None: ...  # raises WorldError if it will not be
-
-    def meeting_place(self, folder: str | None = None) -> str: ...  # where ranks find each other: a file, or an address
-
-    def changed_environment(self) -> dict[str, str | None]: ...  # variables that ranks are to set, or to remove
-
-    def clock(self) -> float | None: ...  # seconds to set a rank's clock by; None where it has the notebook's
-
-    def fork(self, rank: int) -> RankProcess: ...  # a process with nothing set up yet; raises WorldError
-
-    def release(self) -> None: ...  # a world has ended
+Server = Forkserver | RayServer  # forks ranks, on this machine or on a cluster; confined ones, a Forkserver alone
 
 
 class Team:
@@ -154,11 +131,7 @@ class Team:
 
 def server_of(engine: str, size: int, confined: bool) -> Server:
     """Returns what forks the ranks of a world of this size."""
-    if engine == "local":
-        return the_forkserver(hold=True, confined=confined)
-    from manyranks.world.processes.ray_engine import RayServer
-
-    return RayServer(size)
+    return the_forkserver(hold=True, confined=confined) if engine == "local" else RayServer(size)
 
 
 def _last_words(process: RankProcess) -> str:
