@@ -352,10 +352,9 @@ class Tradeoff(Board):
             yield Part(line.axes, x / 1.1, x * 1.1, 0.93 * y - 2, 1.07 * y + 2, says)
         yield from super().parts()
 
-    def idle(self, tp: int, strategy: str, **values) -> list[str]:
+    def idle(self, tp: int, strategy: str, **values) -> dict[str, bool]:
         """C is of segments alone, and one rank has nothing to split."""
-        does_nothing = {"sequence_parallel": tp == 1, "count": strategy != SEGMENTS}
-        return [name for name, idle in does_nothing.items() if idle]
+        return {"sequence_parallel": tp == 1, "count": strategy != SEGMENTS}
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

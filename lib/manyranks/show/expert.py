@@ -404,11 +404,10 @@ class Experts(Board):
     def degree(self, now: Degrees, control: str) -> int:
         return now.ranks
 
-    def idle(self, **values) -> list[str]:
+    def idle(self, **values) -> dict[str, bool]:
         """The limit of nodes where all expert ranks are in one, and the load where there's only one rank."""
         now = Degrees(**values)
-        does_nothing = {"limit": tried(lambda: now.nodes) == 1, "imbalance": now.ep == now.imbalance == 1}
-        return [name for name, idle in does_nothing.items() if idle]
+        return {"limit": tried(lambda: now.nodes) == 1, "imbalance": now.ep == now.imbalance == 1}
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

@@ -195,7 +195,7 @@ class Explorer:
             self._waiting, self._moved, self.carried.value = None, time.monotonic(), ""
             idle = self.plot.idle(**self.values)
             for name, control in self.controls.items():
-                control.disabled = name in idle
+                control.disabled = idle.get(name, False)
             try:
                 answer = self.plot.update(**self.values)
                 if self.curves is not None:

@@ -347,12 +347,10 @@ class Intervals(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 12. It opens on Llama 3's GPUs and rate of failures.
+    """Opens on Llama 3's GPUs and rate of failures. measure: of manyranks.small, what "Measure it" runs.
 
     MegaScale's stall of seconds and its 10 minutes to find a failure are published. The other stalls, writes and restarts are
     guesses: the papers don't print them.
-
-    measure: what "Measure it" runs
     """
     presets = {
         "a blocking save of 5 min": {"stall": 300},

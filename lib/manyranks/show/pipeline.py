@@ -330,8 +330,8 @@ class Two(Charts, Board):
         super().__init__(2, 4, 0.281, "time (in units of F, I and W)", KINDS, True, True, wide=6.45)
         width("".join([*NAMES, *theory.FORMS.values()]) + "0123456789=≠.;", 1)  # their outlines are made now, not in a redraw
 
-    def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
-        return () if "interleaved" in (first, second) else ("v",)
+    def idle(self, first: str, second: str, **_) -> dict[str, bool]:
+        return {"v": "interleaved" not in (first, second)}
 
     def draw(self, now: Schedules) -> None:
         each = [(name, now.run(name)) for name in (now.first, now.second)]

@@ -4,7 +4,7 @@ A chapter's Setting is a tuple of its controls' values with names. It makes a Sc
 and what limits. Its ways out are found here: another value of one control that makes a step faster, or makes it fit in memory.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from matplotlib.artist import Artist
@@ -184,9 +184,9 @@ class Panels:
         """Returns Python that prints what is shown; "" for none."""
         return ""
 
-    def idle(self, **values) -> Iterable[str]:
-        """Names the controls that do nothing right now; they're switched off."""
-        return ()
+    def idle(self, **values) -> Mapping[str, bool]:
+        """Returns for a control whether it does nothing right now; then it's switched off."""
+        return {}
 
     @property
     def moving(self) -> list[Artist]:

@@ -342,9 +342,9 @@ class Degrees(Board):
         at = 0.01, len(DEGREES) - 0.3  # below the bars: nothing else is ever there
         self._node.write([at] if ends else [], [f"dotted: a node of {cluster.node} GPUs"] if ends else [])
 
-    def idle(self, tp: int, **others) -> set[str]:
-        """Names the controls that do nothing: one rank has nothing to split and nothing to send."""
-        return {"sequence_parallel", "overlap_tensor"} if tp == 1 else set()
+    def idle(self, tp: int, **others) -> dict[str, bool]:
+        """One rank has nothing to split and nothing to send."""
+        return dict.fromkeys(("sequence_parallel", "overlap_tensor"), tp == 1)
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

@@ -317,8 +317,8 @@ class Stages(Board):
         sizes, mark = [each.largest() for each in shown], (phi, f"Φ = {count(phi)}")
         self._largest.update([{"parameters": size} for size in sizes], [*map(count, sizes)], row, limit=mark, missing=missing)
 
-    def idle(self, stage: str, **values) -> tuple[str, ...]:
-        return () if stage == "HSDP" else ("k",)
+    def idle(self, stage: str, **values) -> dict[str, bool]:
+        return {"k": stage != "HSDP"}
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

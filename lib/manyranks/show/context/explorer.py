@@ -276,8 +276,8 @@ class Ranks(Board):
             texts[-1] += f", ring of {each[-1].ring.n}"
         self._variants.update(bars, texts, VARIANTS.index(now.variant))
 
-    def idle(self, variant: str, **others) -> list[str]:
-        return [] if variant == "ring-ulysses" else ["ulysses"]
+    def idle(self, variant: str, **others) -> dict[str, bool]:
+        return {"ulysses": variant != "ring-ulysses"}
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

@@ -294,12 +294,11 @@ class Plans(Board):
         """Returns Python that prints what is shown, but for the planner's."""
         return super().code(**values)
 
-    def idle(self, **values) -> list[str]:
-        """Controls that do nothing: a pipeline's without one, shards of nothing, experts that the model doesn't have."""
-        does_nothing = dict.fromkeys(("schedule", "virtual"), values["pp"] == values["virtual"] == 1)
-        does_nothing["dp_shard"] = values["zero"] == 0 and values["dp_shard"] == ALL
-        does_nothing["ep"] = values["ep"] == 1 and not SHAPES[values["model"]].experts
-        return [name for name, idle in does_nothing.items() if idle]
+    def idle(self, **values) -> dict[str, bool]:
+        """A pipeline's controls without one, shards of nothing, experts that the model doesn't have."""
+        idle = dict.fromkeys(("schedule", "virtual"), values["pp"] == values["virtual"] == 1)
+        idle["dp_shard"] = values["zero"] == 0 and values["dp_shard"] == ALL
+        return idle | {"ep": values["ep"] == 1 and not SHAPES[values["model"]].experts}
 
 
 def _beside(name: str, plan: Plan, own: str) -> str:
