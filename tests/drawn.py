@@ -42,6 +42,12 @@ def words(axes: Axes, name: str = "") -> list[str]:
     return [text for artist in found if name in ("", artist.get_gid()) for text in artist.texts]
 
 
+def texts(shown: Figure | Axes) -> list[str]:
+    """What is written in these axes, or in a figure's first ones; without titles and ticks."""
+    axes = shown.axes[0] if isinstance(shown, Figure) else shown
+    return [text.get_text() for text in axes.texts]
+
+
 def drawings(figure: Figure) -> list:
     """A list that grows whenever the whole figure is drawn."""
     drawn: list = []

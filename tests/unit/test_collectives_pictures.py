@@ -12,7 +12,7 @@ from manyranks.show import collectives, style
 from manyranks.show.collectives import figures
 from manyranks.show.collectives.figures import Steps
 from manyranks.theory.collectives import rounds
-from tests.drawn import named
+from tests.drawn import named, texts
 
 N = 4
 
@@ -31,10 +31,6 @@ def shown(rows: list, n=N, columns=4, *later: list) -> Axes:
     for each in (rows, *later):
         grid.update(each)
     return axes
-
-
-def texts(axes: Axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
 
 
 def extents(axes: Axes, name: str) -> list:

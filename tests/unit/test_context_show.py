@@ -13,7 +13,7 @@ from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, models, step
 from manyranks.theory import context as theory
 from manyranks.theory.context.times import Pass
-from tests.drawn import boxes, named, widths, words
+from tests.drawn import boxes, named, texts, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 DEFAULT = {"model": "llama3-8b", "cluster": "h100-dgx", "seq": 2**17, "cp": 8}
@@ -31,10 +31,6 @@ FIGURES = {
     "grouped heads": lambda: context.all_to_all(8, 4, 2),
     "balance": lambda: context.balance({name: [1e9, 2e9, 3.123e9] for name in theory.LAYOUTS}),
 }
-
-
-def texts(figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].texts]
 
 
 def now(**change) -> Shared:

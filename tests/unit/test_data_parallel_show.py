@@ -9,7 +9,7 @@ from manyranks.show.data_parallel import RANKS, Scaling, explorer
 from manyranks.theory import Plan, clusters, memory, models, step
 from manyranks.timeline import Timeline
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
-from tests.drawn import boxes, widths, words
+from tests.drawn import boxes, texts, widths, words
 from tests.said import SAID
 
 DEFAULT = {"model": "gpt2-xl", "cluster": "h100-dgx", "dp": 64, "microbatch": 8, "overlap": True, "critical": 2**20}
@@ -86,10 +86,6 @@ def compute(started: float, finished: float, rank: int = 0) -> Span:
 # Two all-reduces after 30 ms of computing, and two from 20 ms on.
 AFTER = Timeline((compute(0, 0.03), communication(0.03, 0.06), communication(0.06, 0.09), compute(0, 0.09, 1)))
 DURING = Timeline((compute(0, 0.03), communication(0.02, 0.05), communication(0.05, 0.065), compute(0.065, 0.07)))
-
-
-def texts(figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].texts]
 
 
 def names(*timelines: Timeline) -> list[str]:

@@ -14,7 +14,7 @@ from manyranks.show.style import LOOKS
 from manyranks.theory import flops, models, published
 from manyranks.theory.expert import two_hops_copies
 from manyranks.theory.published import steps
-from tests.drawn import marked, widths, words
+from tests.drawn import marked, texts, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 DEFAULT_VALUES = {"model": "deepseek-v3", "cluster": "h800", "pp": 16, "ep": 64, "tp": 1, "etp": 1}
@@ -40,10 +40,6 @@ FIGURES = {
     "hops": lambda: expert.hops(),
     "hops to eight experts": lambda: expert.hops((3, 4, 8, 9, 10, 11, 12, 15)),
 }
-
-
-def texts(axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
 
 
 def vertices(area) -> np.ndarray:

@@ -14,7 +14,7 @@ from manyranks.show.bars import LONGEST
 from manyranks.show.mfu import Point
 from manyranks.theory import Plan, clusters, models, roofline, step
 from manyranks.theory.roofline import Roof
-from tests.drawn import boxes, widths, words
+from tests.drawn import boxes, texts, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 H100, V100, MACHINE = Roof(989e12, 3.35e12), Roof(125e12, 0.9e12), Roof(103e9, 10e9)
@@ -49,10 +49,6 @@ FIGURES = {
     "ten other parts": lambda: mfu.waterfall({"a step": {f"part {k}": 1 + k for k in range(10)}}),
     "over a degree": lambda: mfu.over_degree(*RUN, "dp", (2, 4, 8, 16)),
 }
-
-
-def texts(axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
 
 
 @pytest.mark.parametrize("name", FIGURES)

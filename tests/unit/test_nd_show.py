@@ -16,7 +16,7 @@ from manyranks.theory.nd.tokens import Balance, Check
 from manyranks.theory.planner import Found
 from manyranks.theory.published.error_bars import confidence
 from manyranks.theory.published.layouts import Neighbour
-from tests.drawn import named, widths, words
+from tests.drawn import named, texts, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 ALL, H100 = Mesh(dp=2, pp=2, cp=2, tp=2), clusters["h100-dgx"]
@@ -81,10 +81,6 @@ FIGURES = {
     "layouts": lambda: nd.layouts({"Llama 3 405B": NEIGHBOURS, "others": NEIGHBOURS * 3}),
     "one layout": lambda: nd.layouts({"Llama 3 405B": NEIGHBOURS[:1]}),
 }
-
-
-def texts(axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -14,16 +14,12 @@ from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, models, pace
 from manyranks.theory import tensor as theory
 from manyranks.training import GPTConfig
-from tests.drawn import named, widths, words
+from tests.drawn import named, texts, widths, words
 
 PLAN = Plan(seq=8192, recompute="none")
 SHAPE, H100 = models["llama3-405b"], clusters["h100-dgx"]
 DEFAULT = {"model": "llama3-405b", "cluster": "h100-dgx", "dp": 64, "tp": 8, "sequence_parallel": True, "pp": 16}
 DEFAULT |= {"recompute": "none", "overlap_tensor": True}
-
-
-def texts(figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].texts]
 
 
 def drawn(**change) -> list[Axes]:
