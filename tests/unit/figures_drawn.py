@@ -20,6 +20,15 @@ def assert_readable(figure: Figure) -> None:
     _assert_apart(figure, [(text.get_text(), text.get_window_extent()) for text in found])
 
 
+def assert_inside(figure: Figure) -> None:
+    """It is readable, and what is written at the axes, too, is inside it."""
+    assert_readable(figure)
+    box = figure.get_tightbbox()  # inches
+    assert min(box.x0, box.y0) > -0.02
+    assert box.x1 < figure.get_figwidth() + 0.02
+    assert box.y1 < figure.get_figheight() + 0.02
+
+
 def assert_all_readable(figure: Figure) -> None:
     """The same of every text: those of ticks, titles, legends and Labels, too."""
     figure.draw_without_rendering()

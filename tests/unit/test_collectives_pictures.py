@@ -101,13 +101,6 @@ def test_a_stepper_says_the_range_where_ranks_differ():
     assert shown.set(step=2).status == "messages 2 of 32 B; sent so far, per rank 0 B to 64 B; the whole tensor 32 B."
 
 
-def test_a_stepper_draws_another_picture_for_each_round():
-    run, held = ring()
-    held = [[row * k for row in BEFORE] for k, _ in enumerate(held)]
-    shown = collectives.stepper(run, held)
-    assert len({shown.set(step=k).png for k in range(4)}) == 4
-
-
 def test_a_stepper_needs_a_state_for_every_round():
     run, held = ring()
     with pytest.raises(ValueError, match="3 rounds and 3 states: give one state before the first round"):

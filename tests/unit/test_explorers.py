@@ -16,7 +16,7 @@ from manyranks.show.data_parallel import Scaling
 from manyranks.show.scenario import Scenario, controls
 from manyranks.show.setting import Said, Setting
 from manyranks.theory import Plan, clusters, links, memory, models, step
-from tests.drawn import named, words
+from tests.drawn import drawings, named, words
 from tests.said import NAMES, SAID, says
 from tests.unit import smallest_explorer
 from tests.unit.figures_drawn import assert_all_readable
@@ -290,6 +290,16 @@ def test_what_no_control_has_is_refused_in_words(name):
         if isinstance(control.value, str) and each != "best":
             with pytest.raises(ValueError, match="abacus"):
                 shown.plot.update(**shown.values | {each: "abacus"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_axes_are_never_drawn_again(name):
+    shown = EXPLORERS[name]()
+    drawn, before = drawings(shown.figure), shown.png
+    for preset in shown.presets:
+        shown.preset(preset)
+    assert shown.png != before
+    assert not drawn
 
 
 @pytest.mark.parametrize("name", NAMES)

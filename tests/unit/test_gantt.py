@@ -169,16 +169,6 @@ def test_axes_are_drawn_again_when_they_change():
     assert len(drawn) == 1
 
 
-def test_chapter_00s_axes_are_never_drawn_again():
-    from manyranks import theory
-
-    links = list(theory.links)
-    shown = show.hardware.explorer()
-    drawn = drawings(shown.figure)
-    shown.set(link=links[1], size=4, n=64)
-    assert not drawn
-
-
 def test_a_picture_that_does_not_belong_to_the_setting_is_dimmed():
     shown = explorer()
     before = pixels(shown)

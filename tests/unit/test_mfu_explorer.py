@@ -137,13 +137,6 @@ def test_points_are_not_crowded_into_one_spot():
     assert min(a - b for a, b in pairwise(heights)) > 0.1
 
 
-def test_more_pipeline_ranks_have_more_of_a_bubble():
-    bubbles = [now(pp=p).scenario.cost.bubble for p in (1, 2, 4, 8)]
-    assert bubbles[0] == 0
-    assert bubbles == sorted(set(bubbles))
-    assert now(pp=8, m=128).scenario.cost.bubble < bubbles[-1] / 4
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [

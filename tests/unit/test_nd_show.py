@@ -17,7 +17,7 @@ from manyranks.theory.planner import Found
 from manyranks.theory.published.error_bars import confidence
 from manyranks.theory.published.layouts import Neighbour
 from tests.drawn import named, texts, widths, words
-from tests.unit.figures_drawn import assert_readable
+from tests.unit.figures_drawn import assert_inside
 
 ALL, H100 = Mesh(dp=2, pp=2, cp=2, tp=2), clusters["h100-dgx"]
 LARGE = Mesh(dp=128, tp=8, pp=16, dp_shard=32)
@@ -86,12 +86,7 @@ FIGURES = {
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.few(10)
 def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
-    figure = FIGURES[name]()
-    assert_readable(figure)
-    box = figure.get_tightbbox()  # inches; with what is written at the axes
-    assert min(box.x0, box.y0) > -0.02
-    assert box.x1 < figure.get_figwidth() + 0.02
-    assert box.y1 < figure.get_figheight() + 0.02
+    assert_inside(FIGURES[name]())
 
 
 @pytest.mark.parametrize(
