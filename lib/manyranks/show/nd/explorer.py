@@ -21,7 +21,7 @@ from manyranks.show.setting import MUCH, tried
 from manyranks.show.style import STEP
 from manyranks.theory import ModelShape, Plan, clusters, pipeline, planner
 from manyranks.theory.nd import rules
-from manyranks.theory.planner import Found, Ranking
+from manyranks.theory.planner import Found
 from manyranks.theory.published import confidence
 from manyranks.theory.step import StepTime
 from manyranks.theory.written import degrees, kept
@@ -178,12 +178,17 @@ def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, di
 
 @functools.lru_cache(maxsize=64)
 def _best(model: str, cluster: str, gpus: int, batch: int, seq: int) -> tuple[Found, ...]:
+    shape, given = _task(model, cluster, gpus, seq)
+    choices = _TRIED | {"cp": [c for c in CHOICES["cp"] if c == 1 or seq // c >= planner.SMALLEST_SHARD]} | given
+    choices |= _WITH_EXPERTS if shape.experts else {}
+    choices |= {"etp": None}  # there is no control for it
+    ranking = planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **choices)
     different: dict[tuple, Found] = {}
-    for found in _ranking(model, cluster, gpus, batch, seq):
+    for found in ranking:
         different.setdefault((found.plan.tp, found.plan.pp, found.plan.ep), found)
         if len(different) == len(TAKEN):
             break
-    best, checked = list(different.values()), _ranking(model, cluster, gpus, batch, seq).checked
+    best, checked = list(different.values()), ranking.checked
     if checked and checked.plan not in [found.plan for found in best]:
         best[len(TAKEN) - 1 :] = [checked]
     return tuple(sorted(best, key=attrgetter("seconds")))
@@ -195,19 +200,15 @@ def _rule(model: str, cluster: str, gpus: int, batch: int, seq: int) -> Found | 
     return tried(lambda: rules.rule(shape, clusters[cluster], gpus, seq, batch, **given, etp=None))
 
 
-@functools.lru_cache(maxsize=64)
-def _ranking(model: str, cluster: str, gpus: int, batch: int, seq: int) -> Ranking:
-    shape, given = _task(model, cluster, gpus, seq)
-    choices = _TRIED | {"cp": [c for c in CHOICES["cp"] if c == 1 or seq // c >= planner.SMALLEST_SHARD]} | given
-    choices |= _WITH_EXPERTS if shape.experts else {}
-    choices |= {"etp": None}  # there is no control for it
-    return planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **choices)
-
-
 class Plans(Board):
     """Three panels: axes on links, a GPU's memory, and a step's time beside other plans'."""
 
-    setting, over, curves = Layout, "tp", (MEMORY, BUBBLE, MFU)
+    over, curves = "tp", (MEMORY, BUBBLE, MFU)
+
+    @staticmethod
+    def setting(best: str = HIDDEN, **values) -> Layout:
+        """Leaves out what the planner is to do."""
+        return Layout(**values)
 
     @style.styled
     def __init__(self):
@@ -285,14 +286,6 @@ class Plans(Board):
         self._steps.show(times, texts, 0, 3 * min(time.seconds for time in times))
         lines = [line for row, (text, _) in enumerate(rows) for line in apart(row, text)]  # a name has one or two
         self._names.write([(-0.008, y) for y, _ in lines], [line for _, line in lines])
-
-    def along(self, control: str, degrees: Sequence, best: str, **values) -> tuple:
-        """Returns the same, whatever the planner finds."""
-        return super().along(control, degrees, **values)
-
-    def code(self, best: str, **values) -> str:
-        """Returns Python that prints what is shown, but for the planner's."""
-        return super().code(**values)
 
     def idle(self, **values) -> dict[str, bool]:
         """A pipeline's controls without one, shards of nothing, experts that the model doesn't have."""
