@@ -343,7 +343,7 @@ class Degrees(Board):
         self._node.write([at] if ends else [], [f"dotted: a node of {cluster.node} GPUs"] if ends else [])
 
     def idle(self, tp: int, **others) -> dict[str, bool]:
-        """One rank has nothing to split and nothing to send."""
+        """A single rank has nothing to split and nothing to send."""
         return dict.fromkeys(("sequence_parallel", "overlap_tensor"), tp == 1)
 
 
