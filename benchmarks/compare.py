@@ -109,7 +109,7 @@ def table(rows: list[Row]) -> str:
     texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     texts.insert(1, "─" * (sum(widths) + 2 * (len(widths) - 1)))
     return "\n".join(
-        [*texts, "", "Each cell: median (least – most). The ratio is that of neighbouring pairs; below 1 we need less."]
+        [*texts, "", "Each cell: median (least – most). The ratio is that of neighboring pairs; below 1 we need less."]
     )
 
 

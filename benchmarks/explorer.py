@@ -108,7 +108,7 @@ def _figure(timeline: Timeline, inches: tuple[float, float]) -> pyplot.Figure:
         for letters, kind, top in (("F", "compute", -0.42), ("B", "compute", -0.42), ("", "communication", 0.02)):
             spans = [s for s in timeline.of(rank, kind) if s.name.startswith(letters)]
             bars = [(s.started, s.seconds) for s in spans]
-            axes.broken_barh(bars, (rank + top, 0.4), facecolor=gantt.KINDS[letters or kind].colour, label=letters or kind)
+            axes.broken_barh(bars, (rank + top, 0.4), facecolor=gantt.KINDS[letters or kind].color, label=letters or kind)
     axes.set(xlabel="time (s)", yticks=range(len(timeline.ranks)), yticklabels=[f"rank {r}" for r in timeline.ranks])
     axes.legend(*(part[:3] for part in axes.get_legend_handles_labels()), loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     return figure

@@ -41,7 +41,7 @@ def rows() -> Iterator[Row]:
     with mr.World(RANKS) as world:
         what = f"all-reduce of {4 * MESSAGE / 1e6:.0f} MB, {RANKS} ranks: async_op=True, not waited for; waited for"
         yield Row(what, **training.slowest(world.run(_launches)), ratio_at_most=1 / 10)
-        yield from (_utilisation(world, name, *run) for name, run in RUNS.items())
+        yield from (_utilization(world, name, *run) for name, run in RUNS.items())
     with one_thread():
         yield _counters()
         yield from _peaks()
@@ -113,15 +113,15 @@ def _reduced(x: Tensor) -> float:
     return timed(lambda: dist.all_reduce(x, async_op=True).wait())
 
 
-# Utilisation by tokens, and by counting
+# Utilization by tokens, and by counting
 
 
-def _utilisation(world: mr.World, name: str, gpt: GPTConfig, run: TrainingConfig) -> Row:
+def _utilization(world: mr.World, name: str, gpt: GPTConfig, run: TrainingConfig) -> Row:
     ours, counted = [], []
     flops = sum(world.measure(_one_step, gpt, run, flops=True).flops.values())
     for _ in range(3):
-        result = world.run(train, gpt, run, utilisation=True)[0]
-        used = result.utilisation
+        result = world.run(train, gpt, run, utilization=True)[0]
+        used = result.utilization
         ours.append(used.mfu("full") if name == "MFU" else used.hfu("full"))
         counted.append(flops * run.steps / result.seconds / used.peak.flops)
     what = f"{name} of a run on {RANKS} ranks, recomputation {run.recompute}: from tokens/s; from the FLOPs that ran"

@@ -69,7 +69,7 @@ def forgets_that_m_may_be_small(p, m, rank):
     both = [action for i in range(m - ahead) for action in (("F", ahead + i), ("B", i))]
     return [*(("F", i) for i in range(ahead)), *both, *(("B", i) for i in range(m - ahead, m))]
 
-@wrong_table("micro-batches cross a boundary in one order: each rank takes them as its neighbour gives them")
+@wrong_table("micro-batches cross a boundary in one order: each rank takes them as its neighbor gives them")
 def goes_back_from_the_newest(p, m, rank):
     table, flying = [], []
     for kind, i in steady(p - 1 - rank, m):
@@ -373,7 +373,7 @@ slip("interleaved", "takes_each_through_all_stages", 0.8,
 slip("interleaved", "goes_back_from_the_first_stage", 0, "backwards go from a rank's last stage to its first; here they go "
     "through them in the order of forwards. A stage can go " "back only from the gradient that the stage after it gives",
     lambda p, m, v, rank: loops(p, m, v, rank, first=True))
-slip("interleaved", "has_neighbouring_stages", 0,
+slip("interleaved", "has_neighboring_stages", 0,
     "stage s is on rank s % p: with p = 2 and v = 2, rank 0 has the stages 0 and 2, rank 1 has 1 and 3",
     lambda p, m, v, rank: [(kind, rank * v + stage // p, i) for kind, stage, i in loops(p, m, v, rank)])
 slip("interleaved", "swaps_stage_and_micro_batch", 0,

@@ -397,7 +397,7 @@ slip("Attention", "AttentionBlocks", 1.5, "heads are dealt in turn: rank r has t
 slip("Attention", "AttentionDealsRows", 2, ROWS, cut=deal_rows)
 slip("Attention", "AttentionWithoutKeys", 3.33, "this rank has no key/value head: r % kv_heads",
      own_kv=lambda self, whole: list(range(self.r, whole.kv_heads, self.t)))
-slip("Attention", "AttentionNeighbouringKeys", 2, KV, own_kv=lambda self, whole:
+slip("Attention", "AttentionNeighboringKeys", 2, KV, own_kv=lambda self, whole:
      list(range(whole.kv_heads))[self.r * whole.kv_heads // self.t :][: max(1, whole.kv_heads // self.t)])
 slip("Attention", "AttentionDoesNotShare", 0.5, "several ranks have this key/value head, and each finds only what its own "
      "query heads add to the gradient: sum it over `sharers`. f is for anything that's the same on several ranks and is "
@@ -409,7 +409,7 @@ slip("Attention", "AttentionMemoryWithoutF", 0.5, "memory comes to all ranks as 
 slip("Attention", "AttentionFEach", 3.5, "", says=TOGETHER,
      both=lambda self, x, memory: [self.given_f([one], self.group)[0] for one in (x, memory)])
 slip("Attention", "AttentionWithoutG", 0.5, "that is the part of this rank's heads: g adds the parts up", g=lambda self, y: y)
-slip("Attention", "AttentionNeighboursShare", 2, "query head j uses key/value head j % kv_heads. repeat_interleave, and sdpa's "
+slip("Attention", "AttentionNeighborsShare", 2, "query head j uses key/value head j % kv_heads. repeat_interleave, and sdpa's "
      "enable_gqa, let neighbors share one: with heads dealt in turn, a rank's query head i uses its key/value head i % (how "
      "many it has)",
      repeated=lambda self, q, *both: [part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in both])

@@ -143,8 +143,8 @@ for name, (hint, layout) in LAYOUTS.items():
     globals()[name] = answer(mistake("positions", hint), checked(layout), name)
     globals()[f"undone_{name}"] = answer(mistake("unshard", hint), undone(layout), f"undone_{name}")
 right_positions = answer(right("positions"), checked(folded), "right_positions")
-neighbours = answer(mistake("positions", "those two chunks are neighbors: a rank has a late one and an early one of 2N"),
-    checked(cut(lambda r, n: (2 * r, 2 * r + 1))), "neighbours")
+neighbors = answer(mistake("positions", "those two chunks are neighbors: a rank has a late one and an early one of 2N"),
+    checked(cut(lambda r, n: (2 * r, 2 * r + 1))), "neighbors")
 
 @also_right("positions")
 def positions_by_arithmetic(seq, rank, n):
@@ -775,7 +775,7 @@ exchange("SortsTheOtherWay", "the tokens are moved the wrong way: with p = torch
 exchange("DoesNotPutBack",
     "the output is still in the order of the sequence: put it back into the order of ranks before you send it", 2,
     back=lambda self, y: y)
-exchange("Neighbours", "heads are dealt in turn: rank r has the heads r, r + N, r + 2N, …, not neighbors. x.unflatten(2, "
+exchange("Neighbors", "heads are dealt in turn: rank r has the heads r, r + N, r + 2N, …, not neighbors. x.unflatten(2, "
     "(-1, N)) has the rank in its second new dimension", 2, heads=lambda self, x: x.unflatten(2, (self.n, -1)).movedim(2, 0),
     joined=lambda self, y: y.movedim(0, 2).flatten(2, 3))
 exchange("JoinsRankByRank", "the output's heads are joined rank by rank: head j comes from rank j % N, its head j // N", 2,

@@ -18,7 +18,7 @@ class RightRoute:
         scores = self.scores()
         near = self.near(self.ranked(scores).detach(), len(bias) // n)
         experts = self.wanted(scores).detach().masked_fill(~near, self.hidden).topk(top_k).indices
-        return self.shaped(experts, self.normalised(self.gates(scores, experts)))
+        return self.shaped(experts, self.normalized(self.gates(scores, experts)))
 
     hidden = -torch.inf
 
@@ -41,7 +41,7 @@ class RightRoute:
     def gates(self, scores, experts):
         return scores.gather(1, experts)
 
-    def normalised(self, gates):
+    def normalized(self, gates):
         return gates / gates.sum(1, keepdim=True)
 
     def shaped(self, experts, gates):
@@ -74,7 +74,7 @@ slip("route", "WithoutTheBias", 0, "the bias is missing: score + bias decides wh
 slip("route", "RanksWithoutTheBias", 0,
     "the bias is missing where ranks are chosen: their best expert has the largest score + bias", RightRoute,
     ranked=lambda self, scores: scores)
-slip("route", "RoutesToBlocks", 0, "those are blocks of neighbours: here experts are dealt, and expert i lives on rank i % n",
+slip("route", "RoutesToBlocks", 0, "those are blocks of neighbors: here experts are dealt, and expert i lives on rank i % n",
     RightRoute, near=near_in_blocks)
 slip("route", "MasksBlocks", 0,
     "ranks are found by one layout, masked by another: expert i is on rank i % n, so repeat, not interleave", RightRoute,
@@ -93,11 +93,11 @@ slip("route", "Reshapes", 0, "the choices of different tokens are mixed: [T, K] 
     RightRoute, shaped=lambda self, *pair: [one.reshape(self.top_k, -1) for one in pair])
 slip("route", "BiasInTheGates", 1.2, "the bias is in the gates: it only chooses. Gates are made of scores alone", RightRoute,
     gates=lambda self, scores, experts: (scores + self.bias.detach()).gather(1, experts))
-slip("route", "RawGates", 1.2, "the gates are not normalised: divide the chosen experts' scores by their sum", RightRoute,
-    normalised=lambda self, gates: gates)
+slip("route", "RawGates", 1.2, "the gates are not normalized: divide the chosen experts' scores by their sum", RightRoute,
+    normalized=lambda self, gates: gates)
 slip("route", "ConstantSum", 2.1,
     "the sum of the chosen scores is taken as a constant: it depends on the logits, too. No detach", RightRoute,
-    normalised=lambda self, gates: gates / gates.detach().sum(1, keepdim=True))
+    normalized=lambda self, gates: gates / gates.detach().sum(1, keepdim=True))
 slip("route", "DetachedGates", 2.1,
     "the gates have no way back to the logits: no detach, no no_grad, no new tensor from numbers", RightRoute,
     gates=lambda self, scores, experts: scores.detach().gather(1, experts))
@@ -179,7 +179,7 @@ slip("drop", "NotMarked", 0, "a dropped copy is marked by −1", RightDrop,
     marked=lambda self, experts_KT, kept: experts_KT.clone())
 slip("drop", "GatesLeft", 2.1, "the gate of a dropped copy is 0: its expert does not compute it", RightDrop,
     left=lambda self, gates_KT, kept: gates_KT * 1)
-slip("drop", "DropsAndNormalises", 2.1, "the gates that remain are not changed: there they are divided by their sum again",
+slip("drop", "DropsAndNormalizes", 2.1, "the gates that remain are not changed: there they are divided by their sum again",
     RightDrop, left=lambda self, gates_KT, kept: gates_KT * kept / (gates_KT * kept).sum(0).clamp(min=1e-9))
 slip("drop", "NeedsTokens", 1.5, "a rank may have no tokens: then there is nothing to divide by, and nothing to drop",
     RightDrop, left=lambda self, gates_KT, kept: gates_KT * kept * (1 / len(gates_KT[0]) * len(gates_KT[0])))

@@ -144,7 +144,7 @@ slip("groups", "columns_of", 0, FASTEST, lambda sizes, axes: groups_of(turned(si
 slip("groups", "that_share_them", 0,
     "those ranks agree in the axes that are asked for: a group's ranks differ in these axes, and agree in all others",
     lambda sizes, axes: groups_of(sizes, [axis for axis in sizes if axis not in axes]))
-slip("groups", "blocks", 0, "blocks of neighbours are the groups of the innermost axes only: others have a stride",
+slip("groups", "blocks", 0, "blocks of neighbors are the groups of the innermost axes only: others have a stride",
     lambda sizes, axes: table(sizes).view(-1, length(sizes, axes)).tolist())
 slip("groups", "first_axis", 1.8,
     "several axes make one group, as many ranks as their degrees' product: those are the groups of one of the axes alone",
@@ -298,7 +298,7 @@ slip("average", "WholeSummed", 1,
 slip("average", "AllSummed", 1, "what is cut was summed over tp: each tp rank has its own part's gradient", Average,
     summed=KINDS)
 slip("average", "Blocks", 0,
-    "these are blocks of neighbours: ranks of an axis that is not innermost are a stride apart, as in task 3", Average,
+    "these are blocks of neighbors: ranks of an axis that is not innermost are a stride apart, as in task 3", Average,
     groups=lambda self, axes: table(self.sizes).view(-1, length(self.sizes, axes)).tolist())
 slip("average", "OtherOrder", 1, FASTEST, Average, groups=lambda self, axes: groups_of(turned(self.sizes), axes))
 slip("average", "KeepsTheLast", 1, NOT_IN_IT, Average, make=lambda self, axes: [*map(dist.new_group, self.groups(axes))][-1])
@@ -321,7 +321,7 @@ MOST_INSIDE = (
     "the axis with most bytes is innermost there, which is not always best: an axis larger than a node leaves it anyway, at "
     "few of its hops, and takes the place of one that would stay. Count the bytes of each order"
 )
-TURNED = "the order is turned round: the outermost axis comes first, and neighbours, which share a node, differ in the last one"
+TURNED = "the order is turned round: the outermost axis comes first, and neighbors, which share a node, differ in the last one"
 
 @right("place")
 class Place:
@@ -365,7 +365,7 @@ class NoRing(Place):
 slip("place", "as_it_was", 0, "that is the order that sizes has: another one sends fewer bytes from node to node",
     lambda traffic, sizes, node: tuple(sizes))
 slip("place", "most_outside", 0,
-    "the axis with the fewest bytes is innermost there: neighbours share a node, so the last axis stays inside",
+    "the axis with the fewest bytes is innermost there: neighbors share a node, so the last axis stays inside",
     lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get, reverse=True)))
 slip("place", "InnermostFirst", 0, TURNED, Place, form=lambda self, order: order[::-1])
 slip("place", "most_inside", 0, MOST_INSIDE, lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get)))
@@ -628,7 +628,7 @@ slip("straggler", "MeanRatio", 0,
     of_rank=lambda self, ratios: sum(ratios) / len(ratios))
 slip("straggler", "InsideToo", 0, "calls inside a node do not use the slow link: leave them out", Straggler,
     far=lambda self, rank: [call for call in self.run.calls[rank] if call.sent])
-slip("straggler", "BesideItsNeighbour", 0,
+slip("straggler", "BesideItsNeighbor", 0,
     "that rank's stage has more work: compare it with ranks of one coordinate of pp; rank + 1 may be on another stage",
     Straggler, stage=lambda self, rank: rank // 2)
 slip("straggler", "CauseSwapped", 2.1,

@@ -16,7 +16,7 @@ from tests.browser import lab
 from tests.conftest import ROOT
 
 GALLERY, IMAGES = ROOT / "docs" / "gallery", ROOT / "notebooks" / "images"
-_COLOURS = 96  # as many as the pictures need: a third of the bytes
+_COLORS = 96  # as many as the pictures need: a third of the bytes
 _ROUNDS = 3  # of a reduce-scatter by a ring of four
 _CELL = 14  # where lesson 00 has the careless ring, so that its picture and its report say the same
 
@@ -85,7 +85,7 @@ def _shot(element: Locator) -> Image.Image:
 
 
 def _save(element: Locator, path: Path) -> None:
-    _shot(element).quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    _shot(element).quantize(_COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def _save_moving(frames: list[Image.Image], milliseconds: int, path: Path) -> None:
@@ -95,7 +95,7 @@ def _save_moving(frames: list[Image.Image], milliseconds: int, path: Path) -> No
     for frame in frames:
         page = Image.new("RGB", size, "white")
         page.paste(frame)
-        page = page.quantize(_COLOURS, dither=Image.Dither.NONE)
+        page = page.quantize(_COLORS, dither=Image.Dither.NONE)
         if shown and shown[-1].tobytes() == page.tobytes():
             times[-1] = min(times[-1] + milliseconds, 1000)
         else:

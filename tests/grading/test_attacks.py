@@ -116,7 +116,7 @@ def newest_whole(manifests):
 }
 OF_GIVEN |= {  # what finds the device among all objects, and files by an open() that was kept from an earlier cell
     "09_mfu time_it by gc": """
-def time_it(launch, synchronise, clock, warmup, repeats, inner):
+def time_it(launch, synchronize, clock, warmup, repeats, inner):
     import gc
     (everything,) = map(gc.get_objects, [None])
     device = next(one for one in everything if type(one).__name__ == "Device")

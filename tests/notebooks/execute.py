@@ -69,7 +69,7 @@ class Kernel:
 
 
 def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Removes times, widget state, colours of tracebacks and the split of a stream into pieces."""
+    """Removes times, widget state, colors of tracebacks and the split of a stream into pieces."""
     notebook.metadata = _KEPT | _LANGUAGE
     for cell in notebook.cells:
         if hidden := cell.metadata.pop("jupyter", None):

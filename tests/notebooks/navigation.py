@@ -1,4 +1,4 @@
-"""The line at the top and the bottom of every notebook that leads to its neighbours and to the contents.
+"""The line at the top and the bottom of every notebook that leads to its neighbors and to the contents.
 
 `python -m tests.notebooks.navigation` writes these lines in place; it changes nothing that is up to date.
 """
@@ -52,7 +52,7 @@ def _link(chapter: Path | None) -> str:
 
 
 def _from_lab(chapter: Path | None) -> str:
-    """Returns a lab's link to a neighbour: its lab if it has one, else the chapter."""
+    """Returns a lab's link to a neighbor: its lab if it has one, else the chapter."""
     if chapter is None:
         return ""
     return (

@@ -31,7 +31,7 @@ def course(tmp_path):
     return tmp_path
 
 
-def test_lines_lead_to_neighbours_contents_and_lab(course):
+def test_lines_lead_to_neighbors_contents_and_lab(course):
     assert {path.relative_to(course).as_posix(): line for path, line in lines(course).items()} == {
         "glossary.ipynb": "**Contents** · [00 A](00_a.ipynb) →",
         "00_a.ipynb": "[Contents](glossary.ipynb) · [01 B](01_b.ipynb) →",

@@ -547,7 +547,7 @@ def test_evaluation_between_steps_sees_the_newest_weights_and_changes_nothing(sh
 
 
 @pytest.mark.parametrize("passes", [2, 3])
-def test_passes_without_synchronising_send_no_gradients_and_count(shared_world, passes):
+def test_passes_without_synchronizing_send_no_gradients_and_count(shared_world, passes):
     def both():
         rank, n = dist.get_rank(), dist.get_world_size()
         model, alone = FullyShardedDataParallel(toy(0)), toy(0)

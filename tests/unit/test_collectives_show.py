@@ -147,11 +147,11 @@ def test_a_torus_is_as_near_to_a_cube_as_n_allows(n, axes):
     assert cube(n) == axes
 
 
-def test_algorithms_of_an_operation_differ_in_colour_and_in_marker():
+def test_algorithms_of_an_operation_differ_in_color_and_in_marker():
     assert set(LOOKS) == {name for names in ALGORITHMS.values() for name in names}
     for algorithms in ALGORITHMS.values():
-        colours, _, markers = zip(*(LOOKS[name] for name in algorithms), strict=True)
-        assert len(set(colours)) == len(set(markers)) == len(algorithms)
+        colors, _, markers = zip(*(LOOKS[name] for name in algorithms), strict=True)
+        assert len(set(colors)) == len(set(markers)) == len(algorithms)
 
 
 def test_opposite_arrows_lie_apart_and_those_without_bytes_are_dotted():

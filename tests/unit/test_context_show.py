@@ -92,7 +92,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused(draw, said):
 
 
 def areas(figure) -> tuple[list[int], int]:
-    """Cells that are filled in each rank's colour, and those that are hatched."""
+    """Cells that are filled in each rank's color, and those that are hatched."""
     (axes,) = figure.axes
     filled = np.bincount(named(axes, "cells").get_array().compressed().astype(int)).tolist()
     return filled, len(named(axes, "for nothing").get_paths())

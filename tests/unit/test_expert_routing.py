@@ -73,8 +73,8 @@ BIAS = [0.3 * ((5 * i) % 7) / 7 for i in range(E)]
 LAYERS = {
     "softmax": {"k": 3, "scale": 2.5},
     "sigmoid": {"k": 3, "scores": "sigmoid", "scale": 2.5},
-    "one choice": {"k": 1, "normalise": False},
-    "biases": {"k": 3, "scores": "sigmoid", "normalise": False, "bias": BIAS},
+    "one choice": {"k": 1, "normalize": False},
+    "biases": {"k": 3, "scores": "sigmoid", "normalize": False, "bias": BIAS},
     "capacity": {"k": 3, "capacity": 0.5},
     "groups, biases, capacity": {"k": 4, "scores": "sigmoid", "bias": BIAS, "groups": 4, "per_token": 2, "capacity": 0.6},
 }
@@ -218,7 +218,7 @@ def test_products_under_autocast_are_in_bfloat16_and_float64_stays_as_it_is():
         ({"scores": "tanh"}, "scores='tanh': choose one of softmax, sigmoid"),
         ({"top_k": 0}, "top_k=0: a token goes to 1 to 12 experts"),
         ({"top_k": 13}, "top_k=13: a token goes to 1 to 12 experts"),
-        ({"top_k": 1}, "top_k=1 with normalise=True: the only gate is 1 .*; say normalise=False"),
+        ({"top_k": 1}, "top_k=1 with normalize=True: the only gate is 1 .*; say normalize=False"),
         ({"groups": 5}, "groups=5 does not divide 12 experts: give a divisor"),
         ({"groups": 4, "groups_per_token": 5}, "groups_per_token=5: 1 to groups=4"),
         ({"groups": 12, "groups_per_token": 2}, "top_k=3: 2 of 12 groups have 2 experts; give more groups_per_token"),

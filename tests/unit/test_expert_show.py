@@ -120,11 +120,11 @@ def test_bands_lead_from_who_sends_to_who_gets_as_wide_as_the_rows_that_travel()
 
 
 def test_runs_are_lines_and_loads_multiples_of_the_mean():
-    lines, heat, colours = expert.balancing(RUNS, LOADS).axes
+    lines, heat, colors = expert.balancing(RUNS, LOADS).axes
     assert [list(line.get_ydata()) for line in lines.lines] == [*RUNS.values()]
     assert [text.get_text() for text in lines.get_legend().texts][1] == "auxiliary loss: 1.15 at the end"
     np.testing.assert_allclose(heat.images[0].get_array(), np.transpose(LOADS["bias"]) / 2)
-    assert [text.get_text() for text in colours.get_yticklabels()] == ["0", "1", "2", "3 or more"]
+    assert [text.get_text() for text in colors.get_yticklabels()] == ["0", "1", "2", "3 or more"]
 
 
 def test_waiting_shows_points_in_order_over_what_another_rank_does():

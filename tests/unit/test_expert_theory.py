@@ -322,7 +322,7 @@ def test_messages_of_a_small_layer_by_hand(etp, ep, gathered, sent, monkeypatch)
     assert sends == [(sent[0], sent[1], 0.0)] * 4  # there and back, each way, inside a node
 
 
-def test_expert_groups_of_neighbours_stay_in_the_node_where_those_of_cut_experts_leave_it():
+def test_expert_groups_of_neighbors_stay_in_the_node_where_those_of_cut_experts_leave_it():
     cut, whole = (Plan(dp=8, tp=8, ep=8, etp=etp, seq=4096) for etp in (None, 1))
     assert expert.way(MIXTRAL, cut, H100).between > 0 == expert.way(MIXTRAL, whole, H100).between
     for plan in (cut, whole):

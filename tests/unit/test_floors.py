@@ -135,7 +135,7 @@ def test_a_room_of_world_takes_from_those_before_it_only():
     }
     places = {name: ROOMS.index(name.split(".")[2]) for name in modules if name != "manyranks.world"}
     for name, place in places.items():
-        taken = neighbours(modules[name][0], modules[name][1].read_text(), modules) - {"manyranks.world"}
+        taken = neighbors(modules[name][0], modules[name][1].read_text(), modules) - {"manyranks.world"}
         assert all(places[other] <= place for other in taken), name
 
 
@@ -146,10 +146,10 @@ def test_the_map_of_world_shows_its_rooms_from_the_top():
 
 def test_no_import_leads_back_to_where_it_began():
     modules = {name.removesuffix(".__init__"): (name, path) for name, path in MODULES.items()}
-    taken = {module: neighbours(name, path.read_text(), modules) for module, (name, path) in modules.items()}
+    taken = {module: neighbors(name, path.read_text(), modules) for module, (name, path) in modules.items()}
     assert circle(taken) == []
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"d", "a"}, "d": set()}) == ["a", "b", "c", "a"]
-    inside = neighbours("manyranks.theory.step", "def f():\n    from manyranks.theory.published import rows, steps", modules)
+    inside = neighbors("manyranks.theory.step", "def f():\n    from manyranks.theory.published import rows, steps", modules)
     assert inside == {"manyranks.theory.published", "manyranks.theory.published.steps"}
 
 
@@ -323,7 +323,7 @@ def imported(module: str, source: str) -> list[str]:
     return names
 
 
-def neighbours(module: str, source: str, modules: dict[str, tuple]) -> set[str]:
+def neighbors(module: str, source: str, modules: dict[str, tuple]) -> set[str]:
     """The library's modules that this one imports, wherever in the file: a name that is none is its package's."""
     names = (name if name in modules else name.rpartition(".")[0] for name in imported(module, source))
     return {name for name in names if name in modules} - {module.removesuffix(".__init__")}

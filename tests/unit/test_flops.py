@@ -137,7 +137,7 @@ def test_closed_forms_of_the_other_conventions(name):
 
 @pytest.mark.parametrize("convention", sorted(flops.CONVENTIONS))
 @pytest.mark.parametrize("recompute", RECOMPUTE)
-def test_utilisation_is_flops_over_what_the_accelerators_could_do(convention, recompute):
+def test_utilization_is_flops_over_what_the_accelerators_could_do(convention, recompute):
     core = flops.forward(DENSE, S, flops.CONVENTIONS[convention].attention).core
     once, plain, fused = (
         flops.per_token(DENSE, S, convention),

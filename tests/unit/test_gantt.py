@@ -51,7 +51,7 @@ def test_compute_has_the_whole_band_where_nothing_communicates():
     assert top + bottom == pytest.approx(axes.get_ylim()[0], abs=1)
 
 
-def test_the_actions_of_a_pipeline_differ_in_more_than_colour():
+def test_the_actions_of_a_pipeline_differ_in_more_than_color():
     axes = shown(compute(0, "F0", 0, 1), compute(0, "B0", 1, 2))
     assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["F forward", "B backward"]
     axes = shown(compute(0, "F0", 0, 1), compute(0, "I0", 1, 2), compute(0, "W0", 2, 3), compute(0, "sum", 3, 4))
@@ -234,4 +234,4 @@ def test_the_picture_says_the_status_line_to_those_who_cannot_see_it():
 
 
 def test_every_kind_has_a_look_of_its_own():
-    assert len({(kind.colour, kind.hatch, kind.top, kind.bottom) for kind in KINDS.values()}) == len(KINDS)
+    assert len({(kind.color, kind.hatch, kind.top, kind.bottom) for kind in KINDS.values()}) == len(KINDS)

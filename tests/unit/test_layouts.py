@@ -1,4 +1,4 @@
-"""Published layouts: what is printed of them, that they fit, and what their neighbours cost."""
+"""Published layouts: what is printed of them, that they fit, and what their neighbors cost."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from manyranks.theory.published import layouts
 LAYOUTS = {layout.name: layout for layout in layouts.layouts()}
 
 
-def beside(name: str) -> dict[str, layouts.Neighbour]:
+def beside(name: str) -> dict[str, layouts.Neighbor]:
     return {one.name: one for one in layouts.why_not(LAYOUTS[name])}
 
 
@@ -41,7 +41,7 @@ def test_gpu_hours_are_as_measured(name, error):
     assert LAYOUTS[name].predicted_hours == pytest.approx(LAYOUTS[name].hours, rel=error)
 
 
-def test_no_neighbour_that_fits_is_much_faster_but_yis_and_one_of_megascales():
+def test_no_neighbor_that_fits_is_much_faster_but_yis_and_one_of_megascales():
     faster = [(name, one.name) for name in LAYOUTS for one in beside(name).values() if one.fits and one.slower < -0.03]
     # With 4,096 tokens a GPU, which is our number and not Yi's, FSDP hides all that it sends. MegaScale's TP 4 gains 4 %.
     assert faster == [("MegaScale 175B, 12,288 GPUs", "TP 4"), ("Yi-34B", "no PP"), ("Yi-34B", "ZeRO-3 alone")]
@@ -82,7 +82,7 @@ def test_deepseek_v2s_experts_stay_in_the_node():
     assert near["1F1B"].slower > 0.02
 
 
-def test_neighbours_are_on_as_many_accelerators_and_cannot_be_for_want_of_sequences_alone():
+def test_neighbors_are_on_as_many_accelerators_and_cannot_be_for_want_of_sequences_alone():
     for name, layout in LAYOUTS.items():
         for one in beside(name).values():
             assert one.impossible.startswith("batch=") if one.plan is None else one.plan.gpus == layout.plan.gpus

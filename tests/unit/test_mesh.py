@@ -59,7 +59,7 @@ def test_two_axes_cut_data_into_rows_and_columns(mesh):
             assert {other for start in column for other in mesh.group(inner, start)} == set(data)
 
 
-def test_of_16_ranks_tp_are_neighbours_and_pp_is_farthest():
+def test_of_16_ranks_tp_are_neighbors_and_pp_is_farthest():
     mesh = Mesh(pp=2, dp=2, cp=2, tp=2, ep=2, dp_shard=1)
     assert mesh.coordinates(13) == {"pp": 1, "dp": 1, "cp": 0, "tp": 1}
     groups = {axis: mesh.group(axis, 13) for axis in (*AXES, *SHARED)}

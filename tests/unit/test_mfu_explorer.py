@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from manyranks.measure.compared import Beside, Small
 from manyranks.show import mfu, units
 from manyranks.show.bars import LONGEST
-from manyranks.show.mfu.explorer import FIVE, Used, Utilisation
+from manyranks.show.mfu.explorer import FIVE, Used, Utilization
 from manyranks.theory import clusters, flops, memory, models, roofline, step
 from tests.drawn import boxes, marked, named, widths, words
 
@@ -41,7 +41,7 @@ def test_a_setting_is_what_theory_says_of_its_plan():
     assert one._replace(convention="full").uses["MFU"] == pytest.approx(flops.mfu(*run, "full"))
 
 
-def test_utilisation_is_of_the_peak_in_the_precision_chosen():
+def test_utilization_is_of_the_peak_in_the_precision_chosen():
     bf16, fp8 = now(), now(precision="fp8")
     assert fp8.roof.peak == 2 * bf16.roof.peak
     assert fp8.cost < bf16.cost
@@ -76,8 +76,8 @@ def test_the_five_parts_are_all_that_a_step_spends_time_on(change):
     assert f"together {units.duration(here.time.seconds)}" in words(last)
 
 
-def plot(**change) -> Utilisation:
-    plot = Utilisation()
+def plot(**change) -> Utilization:
+    plot = Utilization()
     plot.update(**DEFAULT | change)
     return plot
 
@@ -194,7 +194,7 @@ SEEN = [
 
 @pytest.mark.parametrize(("change", "found"), [(change, found) for change, *found in SEEN])
 def test_a_setting_says_and_draws(explorer, change, found):
-    plot = Utilisation()
+    plot = Utilization()
     said, shown = plot.update(**DEFAULT | change), explorer.set(**DEFAULT | change)
     seen = [str(said), shown.tiles.value, *(part.says for part in plot.parts()), *words(plot.figure.axes[0])]
     assert [each for each in found if each not in " | ".join(seen)] == []

@@ -193,7 +193,7 @@ def test_over_a_degree_mfu_and_what_is_lost_are_the_step(degree, values):
     found = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
     shape, plan, cluster = RUN
     times = [step.estimate(shape, replace(plan, **{degree: value}), cluster) for value in values]
-    assert found["MFU"] == pytest.approx([100 * time.utilisation("causal") for time in times])
+    assert found["MFU"] == pytest.approx([100 * time.utilization("causal") for time in times])
     assert found.get("bubble", [0] * 3) == pytest.approx([100 * time.bubble / time.seconds for time in times])
     together = [sum(each) for each in zip(*found.values(), strict=True)]
     assert all(95 < each <= 100 + 1e-9 for each in together)  # parts that are never more than 1% aren't drawn

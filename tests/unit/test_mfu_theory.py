@@ -161,7 +161,7 @@ def test_parts_are_those_of_the_rank_that_sets_the_pace_even_if_its_host_does():
     assert {"head", "embedding"} & {part.name for part in found} == {"embedding"}
 
 
-# Published utilisations --------------------------------------------------------------------------------------------------
+# Published utilizations --------------------------------------------------------------------------------------------------
 
 
 def test_every_run_of_every_table_has_a_row():
@@ -171,7 +171,7 @@ def test_every_run_of_every_table_has_a_row():
 
 
 @pytest.mark.parametrize("row", mfu.rows(), ids=lambda row: f"{row.paper}: {row.run}, {row.convention}")
-def test_a_printed_utilisation_is_ours_to_a_point_but_for_one(row):
+def test_a_printed_utilization_is_ours_to_a_point_but_for_one(row):
     if (row.run, "MFU") in mfu.UNEXPLAINED:
         assert (round(row.mfu, 3), row.printed) == (0.197, 0.213)
     elif row.printed:
@@ -188,7 +188,7 @@ def test_beside_each_stands_what_it_is_with_half_of_the_scores_where_its_speed_i
     assert full.causal == causal.causal == causal.mfu == pytest.approx(causal.printed, abs=0.002)
 
 
-def test_palm_s_hardware_utilisation_is_no_recomputation_of_ours_but_five_quarters_of_its_mfu():
+def test_palm_s_hardware_utilization_is_no_recomputation_of_ours_but_five_quarters_of_its_mfu():
     row, peak = next(mfu.palm()), theory.clusters["tpu-v4"].accelerator.flops
     run = theory.models["palm-540b"], 2048, row.tokens_per_second, row.chips, peak
     assert [round(flops.hfu(*run, kind, "palm"), 3) for kind in ("none", "full")] == [0.462, 0.615]

@@ -15,7 +15,7 @@ from manyranks.theory.nd.rules import Comparison
 from manyranks.theory.nd.tokens import Balance, Check
 from manyranks.theory.planner import Found
 from manyranks.theory.published.error_bars import confidence
-from manyranks.theory.published.layouts import Neighbour
+from manyranks.theory.published.layouts import Neighbor
 from tests.drawn import named, texts, widths, words
 from tests.unit.figures_drawn import assert_inside
 
@@ -45,16 +45,16 @@ CHECKS = {
 CURVES = {name: [Balance("tp", 8, T, 1.0, k * 500 / T + 0.1 * k) for T in TOKENS] for k, name in enumerate(CHECKS, 1)}
 
 
-def neighbour(name: str, plan: Found, fits: bool = True) -> Neighbour:
-    return Neighbour(name, plan.plan, fits, plan.peak, plan.time, plan.seconds / PLANS[0].seconds - 1)
+def neighbor(name: str, plan: Found, fits: bool = True) -> Neighbor:
+    return Neighbor(name, plan.plan, fits, plan.peak, plan.time, plan.seconds / PLANS[0].seconds - 1)
 
 
-NEIGHBOURS = [
-    neighbour("as published", PLANS[0]),
-    neighbour("TP 8", PLANS[1], fits=False)._replace(slower=0.3),
-    Neighbour("no TP", impossible="batch=2048 is not a multiple of dp·microbatch = 8192·1 = 8192: give 8192"),
-    neighbour("ZeRO-3", PLANS[2])._replace(slower=1.5),
-    neighbour("ZeRO-1", PLANS[0])._replace(slower=-0.2),
+NEIGHBORS = [
+    neighbor("as published", PLANS[0]),
+    neighbor("TP 8", PLANS[1], fits=False)._replace(slower=0.3),
+    Neighbor("no TP", impossible="batch=2048 is not a multiple of dp·microbatch = 8192·1 = 8192: give 8192"),
+    neighbor("ZeRO-3", PLANS[2])._replace(slower=1.5),
+    neighbor("ZeRO-1", PLANS[0])._replace(slower=-0.2),
 ]
 FIGURES = {
     "tp of 16": lambda: nd.mesh(ALL),
@@ -78,8 +78,8 @@ FIGURES = {
     "named plans": lambda: nd.plans({"rule": PLANS[1], "planner": PLANS[0]}, title="405B on 16,384"),
     "over degrees": lambda: nd.over_degrees(models["llama3-70b"], SPLIT, H100),
     "over degrees, experts": lambda: nd.over_degrees(models["deepseek-v3"], V3, clusters["h800"]),
-    "layouts": lambda: nd.layouts({"Llama 3 405B": NEIGHBOURS, "others": NEIGHBOURS * 3}),
-    "one layout": lambda: nd.layouts({"Llama 3 405B": NEIGHBOURS[:1]}),
+    "layouts": lambda: nd.layouts({"Llama 3 405B": NEIGHBORS, "others": NEIGHBORS * 3}),
+    "one layout": lambda: nd.layouts({"Llama 3 405B": NEIGHBORS[:1]}),
 }
 
 
@@ -104,7 +104,7 @@ def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
         (lambda: nd.plans([]), "no plans: give those of theory.planner.search"),
         (lambda: nd.over_degrees(models["llama3-70b"], SPLIT, clusters["tpu-v6e"]), "1,024 GPUs: tpu-v6e has only 256"),
         (lambda: nd.layouts({}), "give 1 layout or more"),
-        (lambda: nd.layouts({"x": NEIGHBOURS[2:]}), "give 1 layout or more, and of each what why_not returns: "),
+        (lambda: nd.layouts({"x": NEIGHBORS[2:]}), "give 1 layout or more, and of each what why_not returns: "),
         (lambda: nd.twin([], []), "0 ranks in theory, 0 measured: give as many of each, 1 or more"),
         (lambda: nd.twin([{"tp": 1}], [{"tp": 1}], [{}, {}]), "1 ranks in theory, 1 measured, 2 places: "),
         (
@@ -254,8 +254,8 @@ def test_no_more_than_six_plans_are_drawn():
     assert len(rows_of(nd.plans(PLANS * 3).axes[0])) == 6
 
 
-def test_neighbours_bars_are_their_times_and_texts_what_they_take_more():
-    (axes,) = nd.layouts({"Llama 3 405B": NEIGHBOURS}).axes
+def test_neighbors_bars_are_their_times_and_texts_what_they_take_more():
+    (axes,) = nd.layouts({"Llama 3 405B": NEIGHBORS}).axes
     assert rows_of(axes) == ["as published", "TP 8", "no TP", "ZeRO-3", "ZeRO-1"]
     assert_bars_are(axes, [PLANS[k] for k in (0, 1, 2, 0)], 2 * PLANS[0].seconds)
     said = ["5.39 s", "73.3 GB", "» 12.5 s (+30%)", "25.7 GB, recompute full"]

@@ -93,7 +93,7 @@ def test_a_unit_in_the_last_place_is_one():
         assert ulps(one, -one).item() == 2 / epsilon
 
 
-def test_a_sum_that_cancelled_is_measured_by_its_neighbours():
+def test_a_sum_that_canceled_is_measured_by_its_neighbors():
     x = torch.tensor([1.0, 0.0], dtype=torch.float64)
     assert ulps(x, x + torch.tensor([0.0, 2.0**-52]))[1].item() == 2  # the root mean square lies between 0.5 and 1
 

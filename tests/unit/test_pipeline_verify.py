@@ -177,7 +177,7 @@ def test_held_counts_until_the_weight_gradient():
 # The excerpt
 
 
-def test_the_excerpt_has_the_neighbouring_ranks_and_positions_and_names_stages_where_there_are_several():
+def test_the_excerpt_has_the_neighboring_ranks_and_positions_and_names_stages_where_there_are_several():
     assert (
         excerpt(schedules.one_f_one_b(4, 4), 1, 3)
         == """\

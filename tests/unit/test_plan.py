@@ -72,7 +72,7 @@ def test_a_flag_that_is_not_true_or_false_is_refused(name, value):
         ("precision", "bfloat16", "bf16"),
         ("precision", "FP8", "fp8"),
         ("context", "allgather", "all-gather"),
-        ("offload", "optimiser", "optimizer"),
+        ("offload", "optimizer", "optimizer"),
     ],
 )
 def test_an_unknown_name_gives_the_nearest_known_one(name, value, meant):

@@ -103,7 +103,7 @@ def test_megascale_s_runs_are_foretold_by_numbers_that_know_none_of_them():
     assert sum(held) / 16 > error_bars.INSIDE
 
 
-def test_megascale_s_utilisations_count_half_of_the_scores_and_its_baseline_s_all_of_them():
+def test_megascale_s_utilizations_count_half_of_the_scores_and_its_baseline_s_all_of_them():
     for row, line in zip(MEGASCALE, rows("megascale"), strict=True):
         speed, counting = float(line["tokens_per_s"]), "causal" if row.shape.parallel_layers else "full"
         assert speed == pytest.approx(row.plan.tokens / row.measured, rel=0.012)

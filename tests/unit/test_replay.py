@@ -70,7 +70,7 @@ def test_the_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m_plus_p_minus_1(build, 
     timeline = replay(build(p, m), Durations(times), sharing)
     for rank in range(p):
         assert timeline.bubble(rank) == pytest.approx((p - 1) / (m + p - 1))
-        assert timeline.utilisation(rank) == pytest.approx(m / (m + p - 1))
+        assert timeline.utilization(rank) == pytest.approx(m / (m + p - 1))
 
 
 @BOTH

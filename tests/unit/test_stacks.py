@@ -144,7 +144,7 @@ def test_separate_operators_keep_more_for_backward():
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
 def test_what_op_level_recomputation_keeps_is_known_of_dense_layers_only(model):
-    with pytest.raises(ValueError, match=f"modelled for dense layers only; for {model} say recompute='none' or 'full'"):
+    with pytest.raises(ValueError, match=f"modeled for dense layers only; for {model} say recompute='none' or 'full'"):
         step.estimate(models[model], Plan(stack="torchtitan", zero=3, dp=8), H100)
     assert step.estimate(models[model], Plan(stack="torchtitan", zero=3, dp=8, recompute="full"), H100).seconds > 0
 

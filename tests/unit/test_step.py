@@ -231,7 +231,7 @@ def test_weight_gradients_that_hide_communication_do_not_fill_the_bubble_too():
     assert shown.weight - hidden.weight == pytest.approx(saved)
 
 
-# Utilisation, refusals -------------------------------------------------------------------------------------------------
+# Utilization, refusals -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layers", [1, 4, 8])
@@ -255,14 +255,14 @@ def test_activations_that_come_back_in_time_change_no_step(schedule):
     assert away == pytest.approx(kept, rel=1e-9)
 
 
-def test_utilisation_is_that_of_flops():
+def test_utilization_is_that_of_flops():
     plan = Plan(dp=4, tp=8, seq=2048, batch=64, recompute="full")
     time = step.estimate(BIG, plan, H100)
     run = (BIG, 2048, 64 * 2048 / time.seconds, 32, 989e12)
-    assert time.mfu == pytest.approx(flops.mfu(*run)) == time.utilisation("causal")
+    assert time.mfu == pytest.approx(flops.mfu(*run)) == time.utilization("causal")
     assert time.hfu == pytest.approx(flops.hfu(*run, "full"))
-    assert time.utilisation("full") == pytest.approx(flops.mfu(*run, "full"))
-    assert 0 < time.mfu < time.utilisation("full") < time.hfu < 1
+    assert time.utilization("full") == pytest.approx(flops.mfu(*run, "full"))
+    assert 0 < time.mfu < time.utilization("full") < time.hfu < 1
 
 
 @given(runs())

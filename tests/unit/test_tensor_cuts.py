@@ -37,7 +37,7 @@ def test_equal_parts_make_the_whole(t, each, dim):
 
 
 @given(COUNTS, COUNTS, st.sampled_from([1, 2, 3, 5]), st.booleans())
-def test_heads_stay_whole_and_where_there_are_few_neighbours_have_copies(ranks, factor, each, several):
+def test_heads_stay_whole_and_where_there_are_few_neighbors_have_copies(ranks, factor, each, several):
     """factor: heads a rank, or, where several ranks have one, ranks a head."""
     t, heads = (ranks * factor, ranks) if several else (ranks, ranks * factor)
     for dim in (0,) if several and factor > 1 else (0, 1):

@@ -75,9 +75,9 @@ def test_bubble_is_the_share_of_the_makespan_without_compute():
     assert (timeline.bubble(0), timeline.bubble(1), timeline.bubble(2)) == (0.0, 0.75, 1.0)
 
 
-def test_utilisation_is_the_share_of_the_makespan_with_compute():
+def test_utilization_is_the_share_of_the_makespan_with_compute():
     timeline = Timeline((span(0, COMPUTE, 0, 8), span(1, COMPUTE, 2, 4), span(1, COMMUNICATION, 4, 8)))
-    assert (timeline.utilisation(0), timeline.utilisation(1), timeline.utilisation(2)) == (1.0, 0.25, 0.0)
+    assert (timeline.utilization(0), timeline.utilization(1), timeline.utilization(2)) == (1.0, 0.25, 0.0)
 
 
 def test_the_critical_path_follows_the_causes_back_from_the_last_end():
@@ -156,8 +156,8 @@ def test_every_rank_and_every_lane_has_a_name():
     events = Timeline((span(3, COMPUTE, 0, 1), span(3, COMMUNICATION, 0, 1))).trace_events()
     names = {(e["name"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["pid"] == 3}
     assert names == {("process_name", "rank 3"), ("thread_name", COMPUTE), ("thread_name", COMMUNICATION)}
-    labelled = {e["tid"] for e in events if e["name"] == "thread_name"}
-    assert labelled == {e["tid"] for e in events if e["ph"] == "X"}
+    labeled = {e["tid"] for e in events if e["name"] == "thread_name"}
+    assert labeled == {e["tid"] for e in events if e["ph"] == "X"}
 
 
 @pytest.mark.parametrize("as_text", [False, True])

@@ -12,7 +12,7 @@ from manyranks.measure import machine, timing
 def log(monkeypatch):
     """The things that were done, in order; each look at the clock is a second after the one before."""
     done = []
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: done.append(f"synchronised {device}"))
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: done.append(f"synchronized {device}"))
 
     def clock():
         done.append("clock")
@@ -22,7 +22,7 @@ def log(monkeypatch):
     return done
 
 
-@pytest.mark.parametrize(("device", "waits"), [("cuda:1", ["synchronised cuda:1"]), ("cpu", [])])
+@pytest.mark.parametrize(("device", "waits"), [("cuda:1", ["synchronized cuda:1"]), ("cpu", [])])
 def test_each_look_at_the_clock_is_after_the_device_has_done_all(log, device, waits):
     found = timing.seconds(lambda *args, **kwargs: log.append((args, kwargs)), 3, warmup=1, repeats=2, device=device, power=4)
     assert log == 3 * [*waits, "clock", ((3,), {"power": 4}), *waits, "clock"]

@@ -179,7 +179,7 @@ exchange = _task(
 )
 
 
-def _travelling(n: int) -> tuple[Case, ...]:
+def _traveling(n: int) -> tuple[Case, ...]:
     """Tokens everywhere; dropped copies, and a rank without tokens; all for the last expert, and a rank with nothing at all."""
     first = Case((5, 3, 6, 4)[:n], 3 * n, 2, 3)
     return first, Case((7, 4, 0, 5)[:n], 2 * n, 3, 2, dropped=True), Case((3, 0, 0, 4)[:n], 2 * n, 1, 4, liked=-1000)
@@ -224,7 +224,7 @@ dispatch = _task(
         calls(0.4, "sends E counts and the rows, and no more", hint=_COUNTS),
         calls(0.15, "sends the counts once, and first", _counts, _COUNTS),
     ),
-    _travelling,
+    _traveling,
     make=_tokens,
     unexplained="copies sorted by (rank, expert there, number); counts; rows by exchange; then what arrives, sorted by expert",
 )
@@ -254,7 +254,7 @@ combine = _task(
         facts(0.25, "the gradients of y and of the gates are right", "gradient|given", _GRAPH, each_world=True),
         calls(0.25, "sends the results once, and nothing else", hint=_RESULTS),
     ),
-    _travelling,
+    _traveling,
     make=_arrived,
     unexplained="y in the order of arrival; exchange(rows, received, sent); times gates[order_S]; added to token order_S % T",
 )

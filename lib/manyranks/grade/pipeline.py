@@ -35,7 +35,7 @@ _CANNOT_RUN = {  # words of `verify` -> what to do
     "no such stage": "with v stages a rank, stages are counted from 0 to v·p − 1",
     "is not this rank's": "stage s is on rank s % p: with p = 2 and v = 2, rank 0 has the stages 0 and 2, rank 1 has 1 and 3",
     "which it needs": "a backward needs its own forward, and a W its own I, before it in the same rank's table",
-    "first sends": "micro-batches cross a boundary in one order: each rank takes them as its neighbour gives them",
+    "first sends": "micro-batches cross a boundary in one order: each rank takes them as its neighbor gives them",
     "deadlock:": "each of these ranks waits for what another one does later; the first rank warms up with most forwards",
     "the cap is": "an F makes one activation more, and the W (or B) of its micro-batch gives it back: wait with an F for a W",
 }
@@ -252,7 +252,7 @@ def _in_order(share: float, what: str, hint: str) -> Judge:
 
 _ORDER = "go through `actions` from front to back, not through a table of your own; a ? is no input that the stage before gives"
 _LET_GO = "after a micro-batch's backward, its input, output and loss go: pop them, and send and sum up only what is detached"
-_NEIGHBOURS = "an output goes to rank + 1, an input's gradient to rank − 1, one message a micro-batch, and nothing else is sent"
+_NEIGHBORS = "an output goes to rank + 1, an input's gradient to rank − 1, one message a micro-batch, and nothing else is sent"
 _UNLIKE = "only the last rank divides, by m = len(shapes); others go back by y.backward(grad) and send x.grad, of a leaf"
 _LATER = "a rank waits for what comes later: receive when the table comes to an action that needs it, wait for sends at the end"
 _HELD = "holds {name} of {got} micro-batches; with this table it holds {right}"
@@ -264,7 +264,7 @@ train_step = _task(
         values(0.25, "gradients and loss are those of one process", "gradient|loss|whether"),
         _in_order(0.15, "computes in the table's order", _ORDER),
         at_most(0.4, "holds the micro-batches that the table holds", "graphs|inputs$", _LET_GO, says=_HELD),
-        sent(0.2, "sends b·s·h elements a micro-batch and boundary, each way", "^(?!recv)", hint=_NEIGHBOURS),
+        sent(0.2, "sends b·s·h elements a micro-batch and boundary, each way", "^(?!recv)", hint=_NEIGHBORS),
     ),
     make=_of_stage,
     cases=(_GPIPE, "1F1B's table", _UNEQUAL),

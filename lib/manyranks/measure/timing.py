@@ -37,15 +37,15 @@ def seconds(
         raise ValueError(f"{few}: give one repetition or more, and 0 warm-up calls or more")
     found = []
     for _ in range(warmup + repeats):
-        synchronise(device)
+        synchronize(device)
         started = time.perf_counter()
         function(*args, **kwargs)
-        synchronise(device)
+        synchronize(device)
         found.append(time.perf_counter() - started)
     return Times(tuple(found[warmup:]), tuple(found[:warmup]))
 
 
-def synchronise(device: torch.device | str = "cpu") -> None:
+def synchronize(device: torch.device | str = "cpu") -> None:
     """Waits until the device has done all it was asked for; a CPU's operators are done when they return."""
     if torch.device(device).type != "cpu":
         torch.accelerator.synchronize(device)

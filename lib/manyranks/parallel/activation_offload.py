@@ -32,7 +32,7 @@ class Away(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A storage that travelled.
+    """A storage that traveled.
 
     way: "out" to the host, or "in"
     call: of a module, by number
@@ -48,7 +48,7 @@ class HostMemory:
     """The tensors of all offloaded modules, by call in forward's order.
 
     least: bytes of the smallest storage that travels
-    .events: what has travelled since they were last cleared
+    .events: what has traveled since they were last cleared
     """
 
     def __init__(self, least: int = 1024):

@@ -108,7 +108,7 @@ def checkpoint_modules(
 
 
 def cut(layers: Sequence[Callable], count: int) -> list[Sequence[Callable]]:
-    """`count` segments of neighbouring layers. Raises ValueError as checkpoint_segments."""
+    """`count` segments of neighboring layers. Raises ValueError as checkpoint_segments."""
     n = len(layers)
     if type(count) is not int or not 1 <= count <= n:
         raise ValueError(

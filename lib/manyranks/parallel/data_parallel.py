@@ -72,7 +72,7 @@ class DataParallel(nn.Module):
         learning = {name: p for name, p in module.named_parameters() if p.requires_grad}
         replicas.check_gradients(learning)
         self._buckets = cut(learning, self._most(bucket_bytes))
-        self._synchronises = True
+        self._synchronizes = True
         self._set_up()
 
     def _set_up(self) -> None:
@@ -102,7 +102,7 @@ class DataParallel(nn.Module):
     def _begin(self) -> bool:
         """Prepares the forward pass. Returns whether _follow is to see what it gives."""
         replicas.check_kept(self.module, self._kept)
-        if self.broadcast_buffers and self.training and self._synchronises:
+        if self.broadcast_buffers and self.training and self._synchronizes:
             replicas.broadcast(self.module.buffers(), self.group)
         return False
 
@@ -112,12 +112,12 @@ class DataParallel(nn.Module):
 
         The next finish() outside sends the sums.
         """
-        before = self._synchronises
-        self._synchronises = False
+        before = self._synchronizes
+        self._synchronizes = False
         try:
             yield
         finally:
-            self._synchronises = before
+            self._synchronizes = before
 
     def finish(self) -> None:
         """Makes gradients means over the ranks; call it after backward, on all of them.
@@ -137,12 +137,12 @@ class DataParallel(nn.Module):
 class BucketedDataParallel(DataParallel):
     """Sends one all-reduce per bucket after backward: large enough for the bandwidth.
 
-    A bucket takes neighbouring parameters, the last ones first, as backward makes their
+    A bucket takes neighboring parameters, the last ones first, as backward makes their
     gradients. So the first is full long before backward ends, but does not leave yet.
     """
 
     def finish(self) -> None:
-        if not self._synchronises:
+        if not self._synchronizes:
             return
         for bucket in self._buckets:
             bucket.fill(self._share)
@@ -203,7 +203,7 @@ class _Underway(DataParallel):
                 "a forward pass before finish(): call finish() after each backward, and "
                 "run those that only accumulate inside no_sync()"
             )
-        follows = follows and self._synchronises
+        follows = follows and self._synchronizes
         self._runs = self._runs or follows
         super()._begin()
         return follows
@@ -231,7 +231,7 @@ class _Underway(DataParallel):
 
     def _reached(self, this: object) -> None:
         self._unreached.discard(this)
-        if self._synchronises:
+        if self._synchronizes:
             self._note_backward()
 
     def _note_backward(self) -> None:
@@ -281,14 +281,14 @@ class OverlappedDataParallel(_Underway):
 
     def _arrived(self, bucket: Bucket, place: int) -> None:
         """The gradient of the parameter there has just been made."""
-        if self._synchronises or bucket.begun:
+        if self._synchronizes or bucket.begun:
             self._note_backward()
             bucket.put(place, self._share)
             while not self._unreached and (waiting := self._waiting) and waiting[0].full:
                 self._send(waiting[0])
 
     def finish(self) -> None:
-        if not self._synchronises:
+        if not self._synchronizes:
             return
         self._check_ended()
         self._runs = True  # should this raise, the next forward pass cleans up

@@ -6,7 +6,7 @@
     here = mesh.build()                             # on the 16 ranks of a world
     dist.all_reduce(x, group=here.group("tp"))
 
-Ranks are counted row by row: in the last axis of `order`, neighbours differ by one, and in
+Ranks are counted row by row: in the last axis of `order`, neighbors differ by one, and in
 the first by all the others' product. So the last axis lies inside a node, the first across.
 """
 

@@ -1,6 +1,6 @@
 """Chooses which operators' results a checkpoint keeps: those costly to compute again.
 
-A matrix product reads little and computes much; adding, normalising or GELU is the other
+A matrix product reads little and computes much; adding, normalizing or GELU is the other
 way round. So a checkpoint that keeps its products computes little again and holds less than
 everything.
 

@@ -21,7 +21,7 @@ NOTHING = Path(np.empty((0, 2)))
 class Bars:
     """Bars in rows with these names, with texts at their ends, a band behind one, a dashed limit.
 
-    parts: name -> colour and hatch, from left to right; unit: how a part's number is written; columns: of the legend, 0
+    parts: name -> color and hatch, from left to right; unit: how a part's number is written; columns: of the legend, 0
     for none. labels: how texts are drawn, as Labels takes it: outline=word for texts that another setting seldom has.
     ends, ticks: of a logarithmic axis, on which the parts of a row are below each other.
     """
@@ -41,7 +41,7 @@ class Bars:
         **labels,
     ):
         self._axes, self._rows, self._unit, self._ends, self._bars, self._longest = axes, list(rows), unit, ends, [], 1.0
-        self._boxes = {part: PathPatch(NOTHING, facecolor=colour, hatch=hatch) for part, (colour, hatch) in parts.items()}
+        self._boxes = {part: PathPatch(NOTHING, facecolor=color, hatch=hatch) for part, (color, hatch) in parts.items()}
         for part, boxes in self._boxes.items():
             axes.add_patch(boxes).set(edgecolor="white", linewidth=0.6, label=part)
         self._labels = Labels(axes, left=0, name="texts", **labels)

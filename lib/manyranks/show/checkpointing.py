@@ -126,8 +126,8 @@ def _draw(axes: Axes, actions: Sequence[Action]) -> None:
         if kind == KEEP:
             axes.barh(i, done[BACKWARD, i] - x, 0.9, x, color="#78787855", label="kept")
         letter = "B" if kind == BACKWARD else "R" if i in seen else "F"
-        label, colour, hatch = _ACTIONS[letter]
-        axes.bar(x + 0.5, 0.8, 0.96, i - 0.4, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3, label=label)
+        label, color, hatch = _ACTIONS[letter]
+        axes.bar(x + 0.5, 0.8, 0.96, i - 0.4, color=color, hatch=hatch, edgecolor="white", linewidth=0.3, label=label)
         if len(moments) <= 75:
             axes.text(x + 0.5, i, letter, color=style.BLACK, ha="center", va="center_baseline", fontsize=8)
         seen.add(i)

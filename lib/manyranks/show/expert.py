@@ -73,8 +73,8 @@ def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: i
     mean, longest = (kept + lost).mean(), max(*(kept + lost), capacity or 0)
     said = [f"dashed, the mean: {mean:.3g}", f"largest ÷ mean: {max(kept + lost) / mean:.2f}"]
     for expert, (held, dropped) in enumerate(zip(kept, lost, strict=True)):
-        colour, hatch = LOOKS[expert // own]
-        axes.barh(expert, held, 0.72, color=colour, hatch=hatch, edgecolor="#666666", linewidth=0.6)
+        color, hatch = LOOKS[expert // own]
+        axes.barh(expert, held, 0.72, color=color, hatch=hatch, edgecolor="#666666", linewidth=0.6)
         axes.barh(expert, dropped, 0.72, left=held, visible=bool(dropped), **_LOST)
         axes.text(1.08 * longest, expert, f"{held}, {dropped} dropped" if dropped else f"{held}", **_SMALL)
     axes.axvline(mean, color=style.INK, linestyle="--", linewidth=1.3)
@@ -164,7 +164,7 @@ Numbers = Mapping[str, Mapping[str, float]]
 Floats = Sequence[float]
 _HELD = {"color": "#cfe3f1", "hatch": "////", "edgecolor": style.BLUE, "linewidth": 0.8}
 _USED = {"color": style.BLUE, "edgecolor": style.INK, "linewidth": 0.8}
-# What a rank does, from below: colour, hatch and its colour.
+# What a rank does, from below: color, hatch and its color.
 _PARTS = {"rank 1 computes": (style.BLUE, "", style.BLUE), "its messages are on the way": ("#cfe3f1", "....", style.BLUE)}
 _PARTS |= {"it waits for rank 0's products": ("#fdd9b5", "////", style.ORANGE)}
 

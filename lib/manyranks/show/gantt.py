@@ -25,7 +25,7 @@ class Kind(NamedTuple):
     """The look of a kind of spans. top, bottom: shares of its part of the band, so that I and W differ in gray print, too."""
 
     label: str
-    colour: str
+    color: str
     hatch: str | None = None
     top: float = 0.0
     bottom: float = 1.0
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     @property
     def look(self) -> dict:
         """The properties of a Patch, which with its label is a legend's key."""
-        return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": "white", "linewidth": 0, "label": self.label}
+        return {"facecolor": self.color, "hatch": self.hatch, "edgecolor": "white", "linewidth": 0, "label": self.label}
 
 
 KINDS = {
@@ -101,7 +101,7 @@ class Gantt(Clock):
     def __init__(self, axes: Axes, looks: dict[str, Kind] = KINDS, rows: int = 1):
         super().__init__(axes, 9, rows)
         self._boxes = {key: patch(axes, key, **kind.look) for key, kind in looks.items()}
-        self.names = Texts(axes, size=_SIZE, name="names", colour=style.BLACK)
+        self.names = Texts(axes, size=_SIZE, name="names", color=style.BLACK)
         self._ranks = Labels(axes, size=9, left=1, name="ranks")
         self._title = Texts(axes, size=9, left=0, name="title")
 

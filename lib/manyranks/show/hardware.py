@@ -231,6 +231,6 @@ def _torus(axes) -> None:
     axes.set_aspect(1 / sqrt(1.2))
 
 
-def _box(axes, x: float, y: float, text: str, colour: str) -> None:
-    axes.add_patch(Rectangle((x - 0.42, y - 0.24), 0.84, 0.48, facecolor=colour, zorder=3))
-    axes.text(x, y, text, color=drawings.on(colour), ha="center", va="center", fontsize=8, fontweight="bold", zorder=4)
+def _box(axes, x: float, y: float, text: str, color: str) -> None:
+    axes.add_patch(Rectangle((x - 0.42, y - 0.24), 0.84, 0.48, facecolor=color, zorder=3))
+    axes.text(x, y, text, color=drawings.on(color), ha="center", va="center", fontsize=8, fontweight="bold", zorder=4)

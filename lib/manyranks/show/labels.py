@@ -47,7 +47,7 @@ class Labels(PathCollection):
     """Texts at places of these axes. size: points; left: the share of a text that is to the left of its place.
 
     outline: of a text of this size and left, around (0, 0); `word` for texts that are seldom the same. name: the artist's gid.
-    colour: style.BLACK for texts on a color.
+    color: style.BLACK for texts on a color.
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class Labels(PathCollection):
         within: Transform | None = None,
         outline: Callable[[str, float, float], Path] = _outline,
         name: str = "",
-        colour: str = style.INK,
+        color: str = style.INK,
     ):
         super().__init__([], offsets=[], offset_transform=within or axes.transData, linewidths=0, zorder=zorder, gid=name)
         self.texts, self.size, self.left, self.weight = [], size, left, "normal"
-        self._outline, self._colour = outline, colour
+        self._outline, self._color = outline, color
         if outline is word:
             word(_LETTERS, 10, 0)  # a letter takes milliseconds, the first time: not while a control is moved
         self.set(transform=Affine2D().scale(_POINT) + axes.figure.dpi_scale_trans, clip_on=False)
         axes.add_collection(self, autolim=False)
 
-    def write(self, places: Sequence[tuple[float, float]], texts: Sequence[object], colours: Sequence[str] = ()) -> None:
-        """Shows each text at its place, in its colour, where some are given."""
+    def write(self, places: Sequence[tuple[float, float]], texts: Sequence[object], colors: Sequence[str] = ()) -> None:
+        """Shows each text at its place, in its color, where some are given."""
         self.texts = [str(text) for text in texts]
         self.set_paths([self._outline(text, self.size, self.left) for text in self.texts])
         self.set_offsets(np.reshape(places, (-1, 2)))
-        self.set_facecolors(list(colours) or self._colour)
+        self.set_facecolors(list(colors) or self._color)
 
 
 def heading(axes: Axes, size: float = 11) -> Labels:

@@ -79,7 +79,7 @@ def ring(axes: Axes, **look) -> Line2D:
     return axes.plot([], [], "o", **look)[0]
 
 
-# A side's colour and hatch.
+# A side's color and hatch.
 LOOKS = ((style.BLUE, ""), (style.ORANGE, "////"), (style.GREEN, "...."), (style.PINK, "\\\\\\\\"), (style.YELLOW, "xx"))
 
 
@@ -93,7 +93,7 @@ def columns(
 ) -> list[np.ndarray]:
     """Draws a bar for each side of each group, and returns where each side's bars are.
 
-    sides: part -> its height in each group, from below; unit: number -> text, for the y axis; looks: part -> colour and hatch,
+    sides: part -> its height in each group, from below; unit: number -> text, for the y axis; looks: part -> color and hatch,
     LOOKS of sides without it; gap: between groups, which have a room of 1
     """
     seen, wide = set(), (1 - gap) / len(sides)
@@ -101,8 +101,8 @@ def columns(
     for x, parts, own in zip(places, sides, LOOKS, strict=False):
         below = np.zeros(len(groups))
         for part, heights in parts.items():
-            colour, hatch = looks[part] if looks else own
-            look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.6}
+            color, hatch = looks[part] if looks else own
+            look = {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.6}
             axes.bar(x, heights, 0.93 * wide, below, label=f"_{part}" if part in seen else part, **look)
             below += heights
             seen.add(part)

@@ -27,7 +27,7 @@ class Listing:
 
     def _repr_html_(self) -> str:
         each = "<details><summary><code>{}</code></summary>{}</details>".format
-        return _coloured(self.text) + "".join(each(html.escape(_name(text)), _coloured(text)) for text in self.folded)
+        return _colored(self.text) + "".join(each(html.escape(_name(text)), _colored(text)) for text in self.folded)
 
 
 def source(thing: Callable, *folded: Callable) -> Listing:
@@ -75,7 +75,7 @@ def _source(thing: Callable) -> str:
         raise ValueError(f"source({thing!r}): only functions and classes written in Python have a source to show") from error
 
 
-def _coloured(text: str) -> str:
+def _colored(text: str) -> str:
     return highlight(text, PythonLexer(), _FORMATTER)
 
 

@@ -37,8 +37,8 @@ class Curves:
     def __init__(self, figure: Figure, over: Mapping[str, str], controls: Mapping[str, tuple[str, Sequence]]):
         wide, high = figure.get_size_inches()
         below = [*list(over.values())[1:], ""]  # the next curve's control; a curve above another one shares its axis
-        labelled = [one != other for one, other in zip(over.values(), below, strict=True)]
-        share, tall = wide / (wide + WIDE), (high - _BELOW * sum(labelled)) / len(over) - _ABOVE
+        labeled = [one != other for one, other in zip(over.values(), below, strict=True)]
+        share, tall = wide / (wide + WIDE), (high - _BELOW * sum(labeled)) / len(over) - _ABOVE
         if isinstance(layout := figure.get_layout_engine(), ConstrainedLayoutEngine):
             layout.set(rect=(0, 0, share, 1))
         else:
@@ -48,7 +48,7 @@ class Curves:
         figure.set_size_inches(wide + WIDE, high)
         self.controls = {control: list(degrees) for control, (_, degrees) in controls.items()}
         self._curves, bottom = [], 0.0
-        for (name, control), last in zip(reversed(over.items()), reversed(labelled), strict=True):
+        for (name, control), last in zip(reversed(over.items()), reversed(labeled), strict=True):
             bottom += _BELOW * last
             axes = figure.add_axes(np.divide((wide + _LEFT, bottom, WIDE - _LEFT - _RIGHT, tall), 2 * (wide + WIDE, high)))
             label, degrees = controls[control]

@@ -29,7 +29,7 @@ from manyranks.timeline.spans import COMPUTE
 
 LIGHTER = (0.0, 0.45, 0.65, 0.8)  # share of white for a rank's first, second, … stage; the last look is all further ones'
 LOOKS = {
-    f"{kind}{k}": gantt.Kind("", tuple(white + (1 - white) * np.array(to_rgb(gantt.KINDS[kind].colour))))
+    f"{kind}{k}": gantt.Kind("", tuple(white + (1 - white) * np.array(to_rgb(gantt.KINDS[kind].color))))
     for kind, (k, white) in product(KINDS, enumerate(LIGHTER))
 }
 

@@ -25,10 +25,10 @@ MARKERS = "osD^vP"
 _LONGEST = 400  # letters of a figure in words
 DOTS = 100  # per inch, as a page shows a figure; a picture has twice as many
 
-# A rank's colour and hatch.
+# A rank's color and hatch.
 LOOKS = (("#9ecae1", ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))
 LOOKS += (("#ffe08a", "xxxx"), ("#cccccc", "----"), ("#b39ddb", "||||"), ("#80cbc4", "oo"))
-# For each of StepTime.parts its name in a picture, colour and hatch.
+# For each of StepTime.parts its name in a picture, color and hatch.
 STEP = {"compute": ("compute", BLUE, ""), "tensor": ("TP messages", ORANGE, "////")}
 STEP |= {"context": ("CP messages", PINK, "oo"), "expert": ("tokens to experts", "#8172b3", "xxxx")}
 STEP |= {"pipeline": ("PP messages", "#56B4E9", "++"), "bubble": ("bubble", "#b0b0b0", "\\\\\\\\")}
@@ -99,8 +99,8 @@ def sheet(wide: float, high: float) -> tuple[Figure, Axes]:
 
 def box(axes: Axes, corner: tuple, wide: float, high: float, look: int, text: str = "", size: float = 8) -> None:
     """A rectangle that looks like rank `look`, with a text on white."""
-    colour, hatch = LOOKS[look % len(LOOKS)]
-    axes.add_patch(Rectangle(corner, wide, high, facecolor=colour, hatch=hatch, **HATCH))
+    color, hatch = LOOKS[look % len(LOOKS)]
+    axes.add_patch(Rectangle(corner, wide, high, facecolor=color, hatch=hatch, **HATCH))
     axes.add_patch(Rectangle(corner, wide, high, facecolor="none", edgecolor=INK, linewidth=0.8))
     if text:
         look = {"ha": "center", "va": "center", "fontsize": min(size, 36 * min(wide, high)), "color": BLACK}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from manyranks.theory.names import concise, nearest, whole
 
-# Vectors of the normalised size that a norm learns: a scale, or a scale and a shift.
+# Vectors of the normalized size that a norm learns: a scale, or a scale and a shift.
 NORMS = {"rmsnorm": 1, "layernorm": 2, "none": 0}
 
 

@@ -34,7 +34,7 @@ def are_constants(value: object) -> None:
 def check_precision(plan: Plan, cluster: Cluster) -> None:
     """Raises ValueError for a plan whose products are in 8 or 4 bits on a chip that does not multiply those."""
     chip = cluster.accelerator
-    if plan.recipe.quantised and chip.flops_fp8 <= chip.flops:
+    if plan.recipe.quantized and chip.flops_fp8 <= chip.flops:
         raise ValueError(f"precision={plan.precision!r} on {chip.name}, which has no products in 8 bits: say precision='bf16'")
     if plan.recipe.block and not chip.scaled:
         raise ValueError(f"precision={plan.precision!r} on {chip.name}, whose products read no scales of blocks: say 'fp8'")

@@ -218,7 +218,7 @@ def _clusters() -> Named:
     slow = replace(slow, matmul_fraction=clock * slow.matmul_fraction, specials=clock * slow.specials)
     found["grand-teton"] = replace(found["grand-teton"], accelerator=replace(slow, memory=96 * GB, memory_bandwidth=2400 * GB))
     llama3, roce = found["llama3-cluster"], Link("RoCE", _INFINIBAND, slow.nic, "arXiv 2407.21783, section 3.3.1")
-    levels = llama3.levels[0], Level("pod", 3072, roce), Level("data centre", 2**20, roce, 7.0)
+    levels = llama3.levels[0], Level("pod", 3072, roce), Level("data center", 2**20, roce, 7.0)
     found["llama3-cluster"] = replace(llama3, levels=levels)
     return _Clusters("cluster", found | {row["alias"]: found[row["name"]] for row in table if row["alias"]})
 

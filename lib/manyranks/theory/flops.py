@@ -154,7 +154,7 @@ def hardware_per_token(
 
 
 def mfu(shape: ModelShape, seq: int, tokens_per_second: float, gpus: int, peak: float, convention: str = "causal") -> float:
-    """Model FLOPs utilisation: the FLOPs that the model needs ÷ what all accelerators could do.
+    """Model FLOPs utilization: the FLOPs that the model needs ÷ what all accelerators could do.
 
     tokens_per_second: of the whole job; peak: FLOP/s of one accelerator. Source: arXiv 2204.02311, section 4.1.
     """
@@ -174,7 +174,7 @@ def hfu(
     convention: str = "causal",
     flash: bool = False,
 ) -> float:
-    """Hardware FLOPs utilisation: as mfu, counting what is computed twice. Source: arXiv 2204.02311, section 4.1."""
+    """Hardware FLOPs utilization: as mfu, counting what is computed twice. Source: arXiv 2204.02311, section 4.1."""
     share = mfu(shape, seq, tokens_per_second, gpus, peak, convention)
     return share * hardware_per_token(shape, seq, recompute, convention, flash) / per_token(shape, seq, convention)
 

@@ -26,7 +26,7 @@ class Accelerator:
     flops: float
     memory: float
     memory_bandwidth: float
-    scale_up: float  # to its neighbours: NVLink, or all the links of a torus
+    scale_up: float  # to its neighbors: NVLink, or all the links of a torus
     nic: float  # its share of the network between nodes
     source: str = field(repr=False)
     flops_fp8: float = 0.0
@@ -100,7 +100,7 @@ def fit_link(name: str, sizes: Sequence[float], seconds: Sequence[float]) -> Lin
         raise ValueError(f"{given}: give one time for each size, and two different sizes or more")
     if min(seconds) <= 0:
         raise ValueError(f"a time of {min(seconds)} s: times must be above 0")
-    # Minimise Σ ((α + n/β)/t − 1)², linear in α and 1/β.
+    # Minimize Σ ((α + n/β)/t − 1)², linear in α and 1/β.
     ones = [1 / t for t in seconds]
     slopes = [n / t for n, t in zip(sizes, seconds, strict=True)]
     aa, ab, bb = _dot(ones, ones), _dot(ones, slopes), _dot(slopes, slopes)

@@ -77,5 +77,5 @@ def peak(chip: Accelerator, rate: str) -> float:
     """FLOP/s of matrix products: "bf16", "fp8" or "fp4" (bf16's on chips without), or "fp32" (TF32 on GPUs, half of bf16)."""
     if rate == "bf16":
         return chip.flops
-    quantised = {"fp8": chip.flops_fp8 or chip.flops, "fp4": chip.flops_fp4 or chip.flops}
-    return (quantised | {"fp32": chip.flops * chip.tf32})[rate]
+    quantized = {"fp8": chip.flops_fp8 or chip.flops, "fp4": chip.flops_fp4 or chip.flops}
+    return (quantized | {"fp32": chip.flops * chip.tf32})[rate]

@@ -137,14 +137,14 @@ def recomputed(kernel: Kernel, plan: Plan) -> bool:
 
 def linear(part: str, m: float, n: float, k: float, plan: Plan) -> list[Kernel]:
     """A linear layer in the plan's precision; matrices of 8 or 4 bits are first written from 16-bit activations, and read."""
-    if plan.recipe.quantised:
+    if plan.recipe.quantized:
         size, rate = plan.recipe.matmul, plan.recipe.rate
-        once = 2 + size * (plan.framework.moved.quantised - 2)
-        return [matmul(part, m, n, k, size, rate=rate), moved("quantise", m * (n + k), once)]
-    return [unquantised(part, m, n, k, plan)]
+        once = 2 + size * (plan.framework.moved.quantized - 2)
+        return [matmul(part, m, n, k, size, rate=rate), moved("quantize", m * (n + k), once)]
+    return [unquantized(part, m, n, k, plan)]
 
 
-def unquantised(part: str, m: float, n: float, k: float, plan: Plan, count: float = 1) -> Kernel:
+def unquantized(part: str, m: float, n: float, k: float, plan: Plan, count: float = 1) -> Kernel:
     """`count` products in the plan's precision, but in 16 bits where linear layers' are in 8."""
     if plan.recipe.rate == "fp32":
         return matmul(part, m, n, k, 4, count, "fp32")
@@ -209,7 +209,7 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
 
 def _product(m: float, n: float, k: float, heads: float, plan: Plan) -> Kernel:
     """Makes a product of activations with activations, for every head: no weight."""
-    return unquantised("core", m, n, k, plan, plan.microbatch * heads)._replace(weights=0.0)
+    return unquantized("core", m, n, k, plan, plan.microbatch * heads)._replace(weights=0.0)
 
 
 def mlp(
@@ -241,9 +241,9 @@ def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kerne
     shared = shape.shared_experts * shape.shared_ffn
     # Summed on arrival; Megatron sorts it first, where it was computed. Tokens that travel in 8 bits do so in DeepEP's kernels.
     back = moved("route", routed * h, 4 if plan.framework.sends_8_bits else 4 + 4 * imbalance)
-    padded = [moved("pad", imbalance * routed * h, 4)] if plan.recipe.quantised and plan.framework.pads else []
+    padded = [moved("pad", imbalance * routed * h, 4)] if plan.recipe.quantized and plan.framework.pads else []
     return [
-        unquantised("route", T, shape.experts, h, plan),
+        unquantized("route", T, shape.experts, h, plan),
         moved("route", (1 + imbalance) / 2 * routed * h, 4 * sent_bytes(plan)),  # to be sent, and on arrival
         *padded,
         *loaded,
@@ -272,7 +272,7 @@ def _function_bytes(shape: ModelShape, plan: Plan) -> float:
 
 def sent_bytes(plan: Plan) -> int:
     """Counts the bytes of an element on its way to an expert: results come back in 16 bits."""
-    return 1 if plan.recipe.quantised and plan.framework.sends_8_bits else 2
+    return 1 if plan.recipe.quantized and plan.framework.sends_8_bits else 2
 
 
 def _of_experts(kernel: Kernel, local: float, item: float) -> Kernel:
@@ -300,7 +300,7 @@ def head(shape: ModelShape, plan: Plan) -> list[Kernel]:
     T, columns = plan.rank_tokens, shape.vocab / plan.tp
     return [
         moved(shape.norm, plan.split_tokens * shape.hidden, _norm_bytes(shape, plan)),
-        unquantised("head", T, columns, shape.hidden, plan),
+        unquantized("head", T, columns, shape.hidden, plan),
         moved("head", T * columns, 14),
     ]
 

@@ -164,7 +164,7 @@ def dualpipe_actions(p: int, m: int, rank: int) -> Actions:
         raise ValueError(f"p={p}, m={m}, rank={rank}: give an even p, an even m from {2 * p} on and a rank from 0 to {p - 1}")
     k = min(rank, p - 1 - rank)  # ranks between this one and its end
     below, half = p // 2 - 1 - k, (k + 1) // 2
-    middle = int(not below)  # of its first pair, which its neighbour waits for, the halves go one after the other
+    middle = int(not below)  # of its first pair, which its neighbor waits for, the halves go one after the other
     main = m // 2 - p + k + 1
     return Actions(
         F=(2 * below + k + 1 + middle, p // 2),

@@ -35,7 +35,7 @@ class Recipe(NamedTuple):
         return "fp4" if self.matmul < 1 else "fp8" if self.matmul < 2 else "bf16" if self.matmul == 2 else "fp32"
 
     @property
-    def quantised(self) -> bool:
+    def quantized(self) -> bool:
         """Returns whether linear layers multiply in fewer bits than activations have: attention and the head keep 16."""
         return self.rate in ("fp4", "fp8")
 
@@ -140,8 +140,8 @@ class Local(_Local, OneRank):
     def groups(self) -> dict[str, tuple[int, int]]:
         """Ranks of the groups to which a rank sends while a micro-batch passes, and the stride from one to the next.
 
-        Tensor-parallel ranks are neighbours, context-parallel ones tp apart. Expert-parallel ranks are etp apart, as in
-        Megatron-LM, whose expert ranks count etp first, then ep, then edp; with etp = 1 they are neighbours.
+        Tensor-parallel ranks are neighbors, context-parallel ones tp apart. Expert-parallel ranks are etp apart, as in
+        Megatron-LM, whose expert ranks count etp first, then ep, then edp; with etp = 1 they are neighbors.
         """
         etp = self.expert_tp
         return {"tp": (self.tp, 1), "cp": (self.cp, self.tp), "ep": (self.ep, etp), "etp": (etp, 1)}
@@ -346,7 +346,7 @@ class Plan(OneRank):
             raise ValueError(left)
         if self.framework.every_other and self.recompute == "selective" and (shape.experts or shape.latent):
             raise ValueError(
-                f"recompute='selective' with stack={self.stack!r} is modelled for dense layers only; for {shape.name} "
+                f"recompute='selective' with stack={self.stack!r} is modeled for dense layers only; for {shape.name} "
                 "say recompute='none' or 'full'"
             )
         if self.sequence_parallel and self.seq % (self.cp * self.tp):

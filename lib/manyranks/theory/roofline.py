@@ -36,7 +36,7 @@ _NAMES = {
     ("route", False): "permutation",
     ("bias", False): "experts' biases",
     ("residual", False): "residual",
-    ("quantise", False): "quantise",
+    ("quantize", False): "quantize",
     ("head", True): "head",
     ("head", False): "loss",
     ("embedding", False): "embedding",

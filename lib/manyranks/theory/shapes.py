@@ -26,7 +26,7 @@ def _models() -> Named:
 class _Models(Named):
     def __missing__(self, name: object):
         if name in _hybrids():
-            fix = f"theory.hybrids[{name!r}] counts its parameters; its layers' time and memory aren't modelled"
+            fix = f"theory.hybrids[{name!r}] counts its parameters; its layers' time and memory aren't modeled"
             raise UnknownName(f"model {name!r} is a hybrid: {fix}")
         return super().__missing__(name)
 

@@ -125,7 +125,7 @@ def unit_sizes(shape: ModelShape) -> list[int]:
 
 
 def gathered_peak(units: Sequence[int], n: int, itemsize: int, prefetch: int = 1) -> int:
-    """The most bytes of whole units at one time in a step of stage 3: prefetch + 1 neighbours, in forward as in backward.
+    """The most bytes of whole units at one time in a step of stage 3: prefetch + 1 neighbors, in forward as in backward.
 
     units: elements, in the order of forward; n: ranks that share them; prefetch: units gathered ahead. That the last unit stays
     after forward adds nothing: no other is whole then. Not in it: gradients, and the shards that are gathered.
@@ -210,7 +210,7 @@ def sent(
 
 
 def _all_reduced(elements: int, m: int, place: int) -> int:
-    """Elements that this one of m ranks sends in a ring's all-reduce: all chunks but its own, then all but its neighbour's."""
+    """Elements that this one of m ranks sends in a ring's all-reduce: all chunks but its own, then all but its neighbor's."""
     chunk, longer = divmod(elements, m)
     return 2 * (elements - chunk) - (place < longer) - ((place + 1) % m < longer)
 

@@ -39,7 +39,7 @@ class Moved(NamedTuple):
     rotary: float = 4
     gated: float = 6  # the activation of a gated MLP and its product
     softmax: float = 4
-    quantised: float = 3  # what linear layers read in 8 bits: 2 bytes read, 1 written
+    quantized: float = 3  # what linear layers read in 8 bits: 2 bytes read, 1 written
 
 
 class Keeps(NamedTuple):
@@ -158,7 +158,7 @@ _MEGATRON = {"host": _MEGATRON_HOST, "hides_experts": "interleaved", "pads": Tru
 # to 32 bits for the softmax, and its result back: Megatron-LM, FusedScaleMaskSoftmax.forward_torch_softmax.
 _TORCH_MEGATRON = {"attention": "flash-2", "host": _MEGATRON_HOST, "logits": 14.0, "gathers_logits": True}
 _TORCH_MEGATRON |= {"reserved": _RESERVED}
-_ENGINE = {"moved": Moved(quantised=4), "chunks": True}
+_ENGINE = {"moved": Moved(quantized=4), "chunks": True}
 
 STACKS = Named(
     "stack",
@@ -218,7 +218,7 @@ STACKS = Named(
             Stack("torchtitan-eager", **_EAGER, **_TITAN, source="the same without torch.compile"),
             Stack(
                 "torchtitan-rowwise",
-                moved=Moved(quantised=10),
+                moved=Moved(quantized=10),
                 **_TITAN,
                 source="the same in float8's rowwise recipe: kernels by rows and by columns; pytorch/torchtitan issue 1207",
             ),

@@ -68,8 +68,8 @@ class StepTime:
 
     @property
     def mfu(self) -> float:
-        """Counts what the model needs, so half of the scores. utilisation has other conventions."""
-        return self.utilisation("causal")
+        """Counts what the model needs, so half of the scores. utilization has other conventions."""
+        return self.utilization("causal")
 
     @property
     def hfu(self) -> float:
@@ -82,7 +82,7 @@ class StepTime:
             return share
         return share * (1 + layer.again_flops(self.shape, plan) / flops.per_token(self.shape, plan.seq))
 
-    def utilisation(self, convention: str) -> float:
+    def utilization(self, convention: str) -> float:
         """MFU under a named convention of flops.CONVENTIONS."""
         peak = self.cluster.accelerator.flops
         return flops.mfu(self.shape, self.plan.seq, self.tokens_per_second, self.plan.gpus, peak, convention)

@@ -242,7 +242,7 @@ def finish(shape: ModelShape, t: int, sequence_parallel: bool = False, itemsize:
         copies = 0
     first = [Call("tp", "all_reduce", sequence, itemsize)] if sequence else []
     second = [Call("tp", "all_reduce", copies, itemsize)] if copies else []
-    share = max(1, t // shape.kv_heads)  # neighbours with the same key/value head
+    share = max(1, t // shape.kv_heads)  # neighbors with the same key/value head
     return (counted(first, t, rank) + counted(second, share, rank % share)).both
 
 

@@ -61,9 +61,9 @@ class Timeline:
 
     def bubble(self, rank: int) -> float:
         """Share of the makespan that the rank spends not computing, between 0 and 1."""
-        return 1 - self.utilisation(rank)
+        return 1 - self.utilization(rank)
 
-    def utilisation(self, rank: int) -> float:
+    def utilization(self, rank: int) -> float:
         """Share of the makespan that the rank spends computing, between 0 and 1; 1 where no time passes."""
         return self.busy(rank) / self.makespan if self.makespan else 1.0
 

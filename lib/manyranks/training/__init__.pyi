@@ -29,7 +29,7 @@ from . import (
     trainer as trainer,
 )
 from . import (
-    utilisation as utilisation,
+    utilization as utilization,
 )
 from .config import GPTConfig as GPTConfig
 from .config import TrainingConfig as TrainingConfig

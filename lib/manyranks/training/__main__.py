@@ -137,7 +137,7 @@ def _summary(result, training: TrainingConfig, folder: str | None) -> str:
     lines.append(
         f"  held-out text {result.held_out:.3f}, after {steps} steps in {result.seconds:.1f} s"
     )
-    if used := result.utilisation:
+    if used := result.utilization:
         lines.append(
             f"  {used.tokens_per_second:,.0f} tokens/s: MFU {used.mfu():.1%}, HFU {used.hfu():.1%} "
             f"(causal) of {used.peak.flops / 1e9:,.0f} GFLOP/s in {used.peak.dtype} "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyranks.training.config import GPTConfig
-from manyranks.training.initial import initialise
+from manyranks.training.initial import initialize
 from manyranks.training.moe import MoE
 
 _ROTARY_BASE = 10_000.0
@@ -35,7 +35,7 @@ class GPT(nn.Module):
         self.head = Head(config)
         if config.tied:
             self.head.projection.weight = self.embedding.tokens.weight
-        initialise(self, config.layers, seed)
+        initialize(self, config.layers, seed)
 
     def forward(self, tokens_BS: Tensor, positions_S: Tensor | None = None) -> Tensor:
         """The logits_BSV; raises ValueError for more than config.seq tokens a sequence.

@@ -11,7 +11,7 @@ _ROUTER = "router.weight"  # has scores of about 1, as 0.02 gives where the hidd
 _RESIDUAL = ("attention.output.weight", "mlp.down.weight", "experts.down", "shared.down.weight")
 
 
-def initialise(model: nn.Module, layers: int, seed: int) -> None:
+def initialize(model: nn.Module, layers: int, seed: int) -> None:
     """Sets the weights; those that end in the residual stream are smaller by √(2·layers).
 
     A parameter has its own generator, seeded by its name, so that what it gets does not depend

@@ -23,7 +23,7 @@ class MoE(nn.Module):
             shape.experts,
             shape.top_k,
             config.scores,
-            normalise=shape.top_k > 1,
+            normalize=shape.top_k > 1,
             groups=shape.expert_groups,
             groups_per_token=shape.groups_per_token,
             capacity=config.capacity,

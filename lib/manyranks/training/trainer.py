@@ -26,7 +26,7 @@ from manyranks.training.gpt import GPT
 from manyranks.training.parallelize import mesh_of, parallelize
 from manyranks.training.runnable import check_plan
 from manyranks.training.spread import Wrapper
-from manyranks.training.utilisation import Utilisation, peak_of_ranks
+from manyranks.training.utilization import Utilization, peak_of_ranks
 
 _LOWEST = 0.1  # of the learning rate, at the end
 _FIRST_SAVE = 10  # steps until it, where the run finds out itself how often to save
@@ -42,7 +42,7 @@ class Result(NamedTuple):
     seconds: float  # that the steps took, with their checkpoints
     parameters: int
     ranks: int
-    utilisation: Utilisation | None = None  # where it was asked for
+    utilization: Utilization | None = None  # where it was asked for
     every: int | None = None  # steps from one checkpoint to the next, as it was at the end
 
 
@@ -249,7 +249,7 @@ def train(
     every: int | str | None = None,
     resume: bool = False,
     terminal: str | None = None,
-    utilisation: bool = False,
+    utilization: bool = False,
     keep: int | None = None,
     mtbf: float | None = None,
 ) -> Result:
@@ -260,7 +260,7 @@ def train(
         the seconds that steps and saves turn out to take
     resume: start where the folder's newest checkpoint is, if there is one
     terminal: the name of the one that rank 0 shows progress on
-    utilisation: also measure what the ranks can do, and say how much of it the run has used
+    utilization: also measure what the ranks can do, and say how much of it the run has used
     keep: how many checkpoints stay in the folder; None: all
     mtbf: mean seconds between two failures of the run; None: as if each rank failed as often as
         a GPU of Llama 3's run
@@ -292,7 +292,7 @@ def train(
             losses, every = _saved(trainer, folder, every, keep, mtbf, report)
     seconds = time.perf_counter() - started
     parameters = trainer.spread.parts.size
-    used = _used(trainer, len(losses) / seconds) if utilisation and losses else None
+    used = _used(trainer, len(losses) / seconds) if utilization and losses else None
     result = losses, trainer.evaluate(), first, seconds, parameters, trainer.ranks, used, every
     return Result(*result)
 
@@ -328,12 +328,12 @@ def refuse_used(folder: str) -> None:
         raise ValueError(f"{folder} has the checkpoints of a run: {how}")
 
 
-def _used(trainer: Trainer, steps_per_second: float) -> Utilisation:
+def _used(trainer: Trainer, steps_per_second: float) -> Utilization:
     gpt, training = trainer.gpt, trainer.training
     tokens = training.batch * gpt.seq * steps_per_second
     dtype = torch.bfloat16 if training.bf16 else _dtype(training)
     whole = peak_of_ranks(trainer.device, dtype, trainer.group)
-    return Utilisation(gpt.shape(), gpt.seq, tokens, whole, training.recompute, not gpt.dropout)
+    return Utilization(gpt.shape(), gpt.seq, tokens, whole, training.recompute, not gpt.dropout)
 
 
 def learning_rate(step: int, training: TrainingConfig) -> float:

@@ -25,7 +25,7 @@ that the ranks agree on size, dtype and root cannot be seen on one rank and is u
 caller.
 
 naive: the root does everything; tree: whoever has it helps; ring: everyone talks to a
-neighbour; pairs: partners exchange.
+neighbor; pairs: partners exchange.
 """
 
 from manyranks.parallel.collectives.naive import (

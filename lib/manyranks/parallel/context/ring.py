@@ -163,7 +163,7 @@ class Behind:
     def __init__(self, everyone: Members | None = None, hops: list[int] | None = None):
         self.everyone, self.hops = everyone, hops
         self.own: Tensor | None = None
-        self.travelling: tuple[Tensor, ...] = ()  # what leaves, and what comes
+        self.traveling: tuple[Tensor, ...] = ()  # what leaves, and what comes
         self.works: list[dist.Work] = []
         self.spare: list[Tensor] = []  # memory that's used again
 
@@ -178,7 +178,7 @@ class Behind:
             return
         self._add_arrived(part)  # what others have found, from the second visitor on
         coming = self.spare.pop() if self.spare else torch.empty_like(part)
-        self.travelling = part, coming
+        self.traveling = part, coming
         self.works = hop(part, coming, self.hops.pop(0), self.everyone)
 
     def home(self) -> Tensor:
@@ -188,11 +188,11 @@ class Behind:
         return self.own
 
     def _add_arrived(self, part: Tensor) -> None:
-        if self.travelling:
+        if self.traveling:
             wait(self.works)
-            part += self.travelling[1]
-            self.spare += self.travelling
-            self.works, self.travelling = [], ()
+            part += self.traveling[1]
+            self.spare += self.traveling
+            self.works, self.traveling = [], ()
 
 
 # One block, tile by tile: the scores of all its tokens never exist at the same time

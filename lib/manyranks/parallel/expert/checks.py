@@ -40,14 +40,14 @@ def check_choices(experts: int, top_k: int, groups: int, groups_per_token: int) 
         )
 
 
-def check_router(scores: str, top_k: int, experts: int, normalise: bool, **weights) -> None:
+def check_router(scores: str, top_k: int, experts: int, normalize: bool, **weights) -> None:
     """Raises ValueError for what no router can be; weights: of both ways to balance."""
     if scores not in SCORES:
         raise ValueError(f"scores={scores!r}: choose one of {', '.join(SCORES)}")
-    if top_k == 1 < experts and normalise:
+    if top_k == 1 < experts and normalize:
         raise ValueError(
-            "top_k=1 with normalise=True: the only gate is 1 whatever the router does, so "
-            "that it never learns; say normalise=False"
+            "top_k=1 with normalize=True: the only gate is 1 whatever the router does, so "
+            "that it never learns; say normalize=False"
         )
     for name, value in weights.items():
         if not 0 <= value < math.inf:

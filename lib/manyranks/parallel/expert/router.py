@@ -28,7 +28,7 @@ class Router(nn.Module):
     """Scores every expert for every token; the token goes to the top_k best.
 
     scores: "softmax" over all experts, or "sigmoid" of each
-    normalise: a token's gates add up to 1, before scale multiplies them
+    normalize: a token's gates add up to 1, before scale multiplies them
     groups, groups_per_token: see choose()
     capacity: a factor, see capacity(); None drops nothing
     auxiliary: weight of the balancing loss, which is then .loss after each forward
@@ -37,7 +37,7 @@ class Router(nn.Module):
     .counts_E: choices made in training since they were last taken, before capacity
     .ranks, .group: whose tokens the auxiliary loss counts, so many ranks of this group
     Raises ValueError for sizes that don't go together, and for one choice whose gate is
-    normalised: it would be 1 forever.
+    normalized: it would be 1 forever.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Router(nn.Module):
         experts: int,
         top_k: int,
         scores: str = "softmax",
-        normalise: bool = True,
+        normalize: bool = True,
         scale: float = 1.0,
         groups: int = 1,
         groups_per_token: int = 1,
@@ -57,14 +57,14 @@ class Router(nn.Module):
         super().__init__()
         check_choices(experts, top_k, groups, groups_per_token)
         weights = {"auxiliary": auxiliary, "bias_speed": bias_speed}
-        check_router(scores, top_k, experts, normalise, **weights)
+        check_router(scores, top_k, experts, normalize, **weights)
         check_factor(capacity)
         self.weight = nn.Parameter(torch.empty(experts, hidden))
         nn.init.normal_(self.weight, std=1 / math.sqrt(hidden))
         self.register_buffer("bias_E", torch.zeros(experts))
         self.register_buffer("counts_E", torch.zeros(experts, dtype=torch.int64), False)
         self.top_k, self.scores = top_k, scores
-        self.normalise, self.scale = normalise, scale
+        self.normalize, self.scale = normalize, scale
         self.groups, self.groups_per_token = groups, groups_per_token
         self.capacity, self.auxiliary, self.bias_speed = capacity, auxiliary, bias_speed
         self.loss: Tensor | None = None
@@ -81,7 +81,7 @@ class Router(nn.Module):
         limits = (self.groups, self.groups_per_token)
         experts_TK = choose(scores_TE, self.top_k, self.bias_E, *limits)
         gates_TK = scores_TE.gather(1, experts_TK)
-        if self.normalise:
+        if self.normalize:
             # All chosen by their bias may have scores of 0.
             gates_TK = gates_TK / (gates_TK.sum(-1, keepdim=True) + _TINY)
         self._count(experts_TK, probabilities_TE)

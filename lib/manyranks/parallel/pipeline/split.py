@@ -39,7 +39,7 @@ class Shared(NamedTuple):
 
 
 class Stage(nn.Module):
-    """Some neighbouring parts of a model, one after another.
+    """Some neighboring parts of a model, one after another.
 
     shared: which of its parameters are in other stages, too. Pipeline adds up their
     gradients. given: what each part is called with beside its input, as the tokens' places.
@@ -104,13 +104,13 @@ def _parts(model: nn.Module) -> list[nn.Module]:
         raise ValueError(
             f"{type(model).__name__} has no {' and no '.join(missing)}: give one "
             "whose .embedding, .layers and .head take one tensor each; of another, make "
-            "stages of neighbouring layers for Pipeline, as in Your own model"
+            "stages of neighboring layers for Pipeline, as in Your own model"
         )
     return [model.embedding, *model.layers, model.head]
 
 
 def balanced(costs: Sequence[float], stages: int) -> list[int]:
-    """Returns how many neighbouring parts each stage gets, at least one.
+    """Returns how many neighboring parts each stage gets, at least one.
 
     The largest sum of a stage is the smallest that there is; among such cuts, the one whose
     other stages are nearest to equal (by the sum of squares).

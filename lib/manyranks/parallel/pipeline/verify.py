@@ -242,7 +242,7 @@ def _error(schedule: Schedule, rank: int, position: int, problem: str) -> ValueE
 
 
 def excerpt(schedule: Schedule, rank: int, position: int) -> str:
-    """A cell of the table in brackets, with its neighbours; a row is a rank."""
+    """A cell of the table in brackets, with its neighbors; a row is a rank."""
     columns = range(max(0, position - 3), position + 4)
     rows = range(max(0, rank - 1), min(len(schedule.ranks), rank + 2))
     lines = [["position", *(f" {c} " for c in columns)]]

@@ -56,7 +56,7 @@ from manyranks.parallel.tensor.vocabulary import (
     vocab_parallel_cross_entropy,
 )
 
-_PRIME = 2_654_435_761  # Knuth's multiplier, so that neighbours' seeds are far apart
+_PRIME = 2_654_435_761  # Knuth's multiplier, so that neighbors' seeds are far apart
 
 
 def parallelize(

@@ -110,7 +110,7 @@ def equal(size: int, t: int, place: int, dim: int = 0, what: str = "features") -
 
 
 def by_heads(size: int, heads: int, t: int, place: int, dim: int = 0) -> Cut:
-    """Leaves heads whole. If there are fewer than t, t / heads neighbours have each.
+    """Leaves heads whole. If there are fewer than t, t / heads neighbors have each.
 
     Raises ValueError where neither of heads and t divides the other, for copies of the
     input of a row-parallel layer (dim 1), and for a size that heads do not divide.

@@ -87,7 +87,7 @@ def tensor_state(
 class _Places:
     """Says to PyTorch which part of a whole tensor a shard is: torch.chunk's parts.
 
-    Where neighbours have copies, the ranks are a mesh of parts × copies.
+    Where neighbors have copies, the ranks are a mesh of parts × copies.
     """
 
     def __init__(self, group: Group):

@@ -82,8 +82,8 @@ class Circle:
             self._labels.write(_points(places), range(n), [style.BLACK] * n)
         *ends, shares = np.reshape(messages, (-1, 3)).T
         start, end = np.array(ends, int)
-        neighbours = np.isin((end - start) % max(n, 1), (1, n - 1)) | (node > 0)
-        shafts, heads, beside = _arrows(places[start], places[end], radius, shares, neighbours)
+        neighbors = np.isin((end - start) % max(n, 1), (1, n - 1)) | (node > 0)
+        shafts, heads, beside = _arrows(places[start], places[end], radius, shares, neighbors)
         named = [k for k, name in enumerate(names) if name != ""]
         self._names.write(beside[named], [names[k] for k in named])
         self._shafts.set_segments(shafts)
@@ -93,11 +93,11 @@ class Circle:
         self._heads.set_facecolors([style.BLUE if share > 0 else "white" for share in shares])
 
 
-def _arrows(start: np.ndarray, end: np.ndarray, radius: float, share: np.ndarray, neighbours: np.ndarray) -> tuple:
+def _arrows(start: np.ndarray, end: np.ndarray, radius: float, share: np.ndarray, neighbors: np.ndarray) -> tuple:
     """Returns each shaft's points, its head's, whose tip touches the disc around `end`, and a place beside the arrow."""
     middle, left = (start + end) / 2, 1j * (end - start)
-    # Between others than neighbours it also bends inwards, past the discs that lie between.
-    bend = np.where(neighbours, middle + 0.24 * left, 0.65 * middle + 0.14 * left)
+    # Between others than neighbors it also bends inwards, past the discs that lie between.
+    bend = np.where(neighbors, middle + 0.24 * left, 0.65 * middle + 0.14 * left)
     out, back = (place + radius * (bend - place) / abs(bend - place) for place in (start, end))
     along = (bend - back) / abs(bend - back)
     long = np.minimum(0.11 + 0.09 * share, 0.65 * abs(back - out))
@@ -250,7 +250,7 @@ def _times(operation: str, n: int, topology: str) -> dict[str, list[float]]:
 
 _DIGITS = 8  # ranks whose cells have room for a digit
 _SHADES = ListedColormap(colormaps["Blues"](np.linspace(0, 1, 64)))
-# Colour, line and marker of an algorithm. Two that look the same are never algorithms of the same operation.
+# Color, line and marker of an algorithm. Two that look the same are never algorithms of the same operation.
 LOOKS = {
     "ring": (style.BLUE, "-", "o"),
     "tree": (style.ORANGE, "--", "s"),
@@ -305,7 +305,7 @@ class Sent:
     def __init__(self, axes: Axes):
         self._bars = axes.add_collection(PolyCollection([], facecolors=style.BLUE, linewidths=0), autolim=False)
         self._line = axes.plot([0, 1], [0, 0], color=style.ORANGE, linestyle="--", linewidth=1.5)[0]
-        self._right, self._left = Labels(axes, left=0, outline=word, colour=style.ORANGE), Labels(axes, left=1, outline=word)
+        self._right, self._left = Labels(axes, left=0, outline=word, color=style.ORANGE), Labels(axes, left=1, outline=word)
         self._numbers, self._under = Labels(axes, size=8), Labels(axes, size=10)
         for x, align, longest in ((1.01, "left", "least for the busiest: "), (-0.015, "right", "1,000 MB")):
             axes.text(x, 1, longest, ha=align, fontsize=9, color="none")  # the layout leaves this much room for texts

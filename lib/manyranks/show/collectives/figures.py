@@ -1,7 +1,7 @@
 """A grid of what each rank holds: a row a rank, a column an element, in each cell the number and whose terms are in it.
 
 The chapters give rank r the numbers 1, 2, 3, … times 10**r, so a sum shows its terms: 1101 is the sum of the ones of ranks 0, 2
-and 3. A cell has a stripe in the colour of each of these ranks."""
+and 3. A cell has a stripe in the color of each of these ranks."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -50,7 +50,7 @@ class Holdings:
 
     def update(self, rows: Sequence[Row]) -> None:
         """Shows these rows, one a rank. A row shorter than the grid is the rank's chunk, and stands where that chunk does."""
-        cells, frames, stripes, colours = {}, [], [], []
+        cells, frames, stripes, colors = {}, [], [], []
         for rank, row in enumerate(rows):
             first = 0 if row is None or len(row) == self._columns else sum(self._sizes[:rank])
             cells |= {(rank, first + place): value for place, value in enumerate(() if row is None else row)}
@@ -60,10 +60,10 @@ class Holdings:
             left, high, whose = self._left + column, (rank + 0.08, rank + 0.92), terms(value, len(rows))
             frames.append((left, left + 1, *high))
             stripes += [(*edges, *high) for edges in pairwise(np.linspace(left, left + 1, len(whose) + 1))]
-            colours += [LOOKS[other][0] for other in whose]
+            colors += [LOOKS[other][0] for other in whose]
         self._frames.set_verts(corners(frames))
         self._stripes.set_verts(corners(stripes))
-        self._stripes.set_facecolor(colours)
+        self._stripes.set_facecolor(colors)
 
 
 @style.styled

@@ -15,7 +15,7 @@ from manyranks.theory.names import nearest
 
 ORDERS = ("sequence", "ranks")
 _N = 4  # ranks, where none are given
-_COLOURS = ListedColormap([colour for colour, _ in LOOKS])
+_COLORS = ListedColormap([color for color, _ in LOOKS])
 _LONG = 2048  # tokens of a shard: so many that one diagonal does not count
 _ARROW = {"arrowstyle": "-|>", "color": style.INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
 
@@ -160,7 +160,7 @@ def scores(
 def mask(
     *layouts: str, seq: int = 16, tile: int | None = None, documents: Sequence[int] = (), order: str = "sequence"
 ) -> style.Figure:
-    """Draws scores of queries (rows) with keys (columns), each in the colour of its rank of 4; a panel for each layout.
+    """Draws scores of queries (rows) with keys (columns), each in the color of its rank of 4; a panel for each layout.
 
     layouts: theory.context.LAYOUTS, unless some are given; seq: tokens; tile: a rank's tokens are cut, chunk by chunk, into
     tiles of at most so many; where any of a pair of tiles is visible, all of it is computed, and what is computed for nothing
@@ -203,8 +203,8 @@ def _ends(owned: Sequence[int]) -> np.ndarray:
 
 
 def _fill(axes: Axes, cells: np.ndarray, **look) -> None:
-    """Draws a square of cells in the colours of these ranks, NaN for none, the first row on top."""
-    axes.pcolormesh(cells, cmap=_COLOURS, vmin=-0.5, vmax=len(LOOKS) - 0.5, gid="cells", **look)
+    """Draws a square of cells in the colors of these ranks, NaN for none, the first row on top."""
+    axes.pcolormesh(cells, cmap=_COLORS, vmin=-0.5, vmax=len(LOOKS) - 0.5, gid="cells", **look)
     axes.set(xlim=(0, len(cells)), ylim=(len(cells), 0), aspect="equal", xticks=[], yticks=[])
     axes.tick_params(length=0, labelsize=8, grid_linewidth=0)
     axes.spines[:].set_visible(True)

@@ -225,7 +225,7 @@ class _Scale:
         return log(value / self.low) / log(self._high / self.low)
 
 
-class Utilisation(Board):
+class Utilization(Board):
     """Two panels: products under the roof, and the five parts of a step's time."""
 
     setting, over, curves = Used, "pp", (MEMORY, BUBBLE, MFU)
@@ -233,7 +233,7 @@ class Utilisation(Board):
     @style.styled
     def __init__(self):
         self.figure, (above, below) = style.figure(1, 2, 6.45, 4.18, height_ratios=(1.15, 1))
-        parts = {name: (colour, "") for parts in FIVE.values() for name, colour in parts.values()}
+        parts = {name: (color, "") for parts in FIVE.values() for name, color in parts.values()}
         self._roofline = _Roofline(above)
         self._time = Bars(below, parts, "Where the step time goes", list(FIVE), units.duration, columns=0, outline=word)
         self.panels = self._roofline, self._time
@@ -271,4 +271,4 @@ def explorer(measure: Measure | None = None) -> Explorer:
     made |= {"precision": choice("precision", "bf16", PRECISIONS), "stack": choice("stack", Plan().stack, tuple(STACKS))}
     made |= {"m": value_slider("micro-batches m", 8, MICROBATCHES)}
     made |= {"convention": choice("convention", "causal", tuple(flops.CONVENTIONS))}
-    return Explorer(Utilisation(), presets, measure, **{name: made[name] for name in Used._fields})
+    return Explorer(Utilization(), presets, measure, **{name: made[name] for name in Used._fields})

@@ -16,11 +16,11 @@ from manyranks.show.style import LOOKS, STEP
 from manyranks.theory import Cluster, ModelShape, Plan, step
 from manyranks.theory.roofline import Roof, time_budget
 
-# A part's name in the picture, colour and hatch; parts that are not known have the others in turn.
+# A part's name in the picture, color and hatch; parts that are not known have the others in turn.
 _KNOWN = STEP | {"matmul": ("matmul", style.BLUE, ""), "other": ("other operators", "#9ecae1", "....")}
 _KNOWN |= {"communication": ("communication", style.ORANGE, "////"), "waiting": ("waiting", style.YELLOW, "||||")}
 _KNOWN |= {"python": ("Python", "#b0b0b0", "\\\\\\\\"), "overhead": ("kernel launches", style.FAINT, "....")}
-_COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.YELLOW, "#56B4E9")
+_COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.YELLOW, "#56B4E9")
 
 
 def published(runs: Sequence[tuple[str, str, float]]) -> style.Figure:
@@ -38,7 +38,7 @@ def published(runs: Sequence[tuple[str, str, float]]) -> style.Figure:
 
 @style.styled
 def rows(title: str, looks: Mapping[str, tuple], bars: Mapping[str, Mapping], said: Sequence[str], most: float) -> style.Figure:
-    """A bar for each name, and what is said of it. looks: part -> colour and hatch; most: of the longest bar."""
+    """A bar for each name, and what is said of it. looks: part -> color and hatch; most: of the longest bar."""
     fig, (axes,) = style.figure(width=8.8, height=0.9 + 0.38 * len(bars))
     Bars(axes, looks, title, list(bars), columns=3).update(list(bars.values()), said, -9, most)
     axes.tick_params(axis="y", labelsize=8.5)
@@ -80,15 +80,15 @@ def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = ()) -> style.F
     fig, (axes,) = style.figure(width=9.2 if points else 6.4, height=4.0 + 0.2 * len(roofs))
     _draw_roofs(axes, roofs, [place for place in places if place[0]])
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), handlelength=3)
-    listed = [axes.plot([], [], style.MARKERS[k], color=_COLOURS[k], label=group)[0] for k, group in enumerate(groups) if group]
+    listed = [axes.plot([], [], style.MARKERS[k], color=_COLORS[k], label=group)[0] for k, group in enumerate(groups) if group]
     for k, (point, (x, y)) in enumerate(zip(points, places, strict=True), 1):
-        marker, colour = ((style.MARKERS, _COLOURS)[each][groups.index(point.group)] for each in (0, 1))
+        marker, color = ((style.MARKERS, _COLORS)[each][groups.index(point.group)] for each in (0, 1))
         measured, said = point.flops_per_second is not None, units.flop_rate(y) if x else "moves memory"
-        look = {"color": colour, "markerfacecolor": colour if measured else "white", "markersize": 7, "markeredgewidth": 1.6}
+        look = {"color": color, "markerfacecolor": color if measured else "white", "markersize": 7, "markeredgewidth": 1.6}
         look |= {"label": f"{k if x else '–'}  {point.name}: {units.short(x)}; {said}", "linestyle": "none", "zorder": 3}
         listed += axes.plot([x] if x else [], [y] if x else [], marker, **look)
         below = [x] if measured and x > 0 else []
-        axes.vlines(below, y, roof.flops_per_second(x), colors=colour, linestyles=":", linewidth=1.2)
+        axes.vlines(below, y, roof.flops_per_second(x), colors=color, linestyles=":", linewidth=1.2)
     if listed:
         fig.legend(handles=listed, loc="outside right upper", title="FLOP/byte; FLOP/s", fontsize=8, labelspacing=0.3)
     fig.draw_without_rendering()  # places the axes: which numbers would meet depends on it
@@ -147,7 +147,7 @@ class Falls(Bars):
     """Rows of a step's parts, each beginning where the one above ends. A row's name says what its bar is: no hatches."""
 
     def __init__(self, axes: Axes, parts: Sequence[str], title: str, **labels):
-        looks = {name: (colour, "") for name, colour, *_ in _looks(parts).values()}
+        looks = {name: (color, "") for name, color, *_ in _looks(parts).values()}
         super().__init__(axes, looks, title, [""] * len(looks), units.duration, columns=0, **labels)
         axes.set_title(title, pad=8)
         axes.set_yticks(range(len(looks)), [row.removesuffix(" messages") for row in looks], fontsize=9)

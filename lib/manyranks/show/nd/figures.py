@@ -30,14 +30,14 @@ from manyranks.theory.nd.rules import Comparison
 from manyranks.theory.nd.tokens import Balance, Check
 from manyranks.theory.planner import Found
 from manyranks.theory.published.error_bars import confidence
-from manyranks.theory.published.layouts import Neighbour
+from manyranks.theory.published.layouts import Neighbor
 from manyranks.theory.step import StepTime
 from manyranks.theory.written import degrees, kept
 
 # An axis's words, from the innermost to the outermost of the usual order, those shared by dp × cp last.
 NAMES = {"tp": "TP, tensor", "cp": "CP, context", "dp": "DP, data", "pp": "PP, pipeline", "data": "DP × CP, same parameters"}
 NAMES |= {"shards": "shards of ZeRO", "replicas": "replicas of shards", "ep": "EP, experts", "ep_replicas": "same experts"}
-INSIDE, BETWEEN = ("#9ecae1", ""), ("#fdae6b", "////")  # colour and hatch
+INSIDE, BETWEEN = ("#9ecae1", ""), ("#fdae6b", "////")  # color and hatch
 _ROWS, _RANKS = 4, 8  # nodes, and ranks of one, that are drawn at most
 _WIDE, _LEFT, _BOX, _HIGH, _LANE, _GAP = 9.2, 0.75, 1.02, 0.72, 0.17, 0.3  # inches; a lane is for a line, a gap for links
 _NEAR = {"color": style.INK, "linestyle": "-", "linewidth": 1.6}
@@ -142,8 +142,8 @@ def groups(mesh: Mesh, rank: int = 0, node: int = 8) -> style.Figure:
     edge = {"edgecolor": style.INK, "linewidth": 0.5 if mesh.ranks <= 128 else 0.0}
     for row, group in enumerate(rows.values()):
         near = {r for r in group if r // node == rank // node}
-        for ranks, (colour, hatch) in ((near, INSIDE), (set(group) - near, BETWEEN), ({rank}, (style.INK, ""))):
-            axes.barh([row] * len(ranks), wide, 0.6, [r - wide / 2 for r in ranks], color=colour, hatch=hatch, **edge)
+        for ranks, (color, hatch) in ((near, INSIDE), (set(group) - near, BETWEEN), ({rank}, (style.INK, ""))):
+            axes.barh([row] * len(ranks), wide, 0.6, [r - wide / 2 for r in ranks], color=color, hatch=hatch, **edge)
         at = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center", "fontsize": 9}
         axes.annotate(_listed(group, node), (1, row), (8, 0), **at)
     if len(edges := [first - 0.5 for first in range(node, mesh.ranks, node)]) <= 64:
@@ -290,7 +290,7 @@ def _along(shape: ModelShape, plan: Plan, cluster: Cluster, name: str) -> dict[i
 
 
 @style.styled
-def layouts(named: Mapping[str, Sequence[Neighbour]]) -> style.Figure:
+def layouts(named: Mapping[str, Sequence[Neighbor]]) -> style.Figure:
     """Draws each layout and its neighbors: the parts of a step, its time against the first one's, and bytes of a GPU.
 
     named: name -> what theory.published.layouts.why_not returns; the first is the layout as it was published
@@ -306,7 +306,7 @@ def layouts(named: Mapping[str, Sequence[Neighbour]]) -> style.Figure:
     return fig
 
 
-def _beside(row: Neighbour, first: Neighbour) -> str:
+def _beside(row: Neighbor, first: Neighbor) -> str:
     if row.time is None:
         return "not possible: " + textwrap.shorten(row.impossible, 40, placeholder=" …")
     same = "" if row is first else " (as long)"

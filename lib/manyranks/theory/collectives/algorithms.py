@@ -135,13 +135,13 @@ def halving_reduce_scatter(group: Group) -> Rounds:
 
 
 def doubling_all_gather(group: Group) -> Rounds:
-    """Neighbours swap all they have, then ranks 2 apart, 4, … n/2. n is a power of two."""
+    """Neighbors swap all they have, then ranks 2 apart, 4, … n/2. n is a power of two."""
     n = len(group.ranks)
     return [tuple(send(group, r, r ^ d, r // d * d, d) for r in range(n)) for d in (2**k for k in range(n.bit_length() - 1))]
 
 
 def doubling_all_reduce(group: Group) -> Rounds:
-    """Neighbours swap and add the whole tensor, then ranks 2 apart, 4, …; extra ranks are folded in."""
+    """Neighbors swap and add the whole tensor, then ranks 2 apart, 4, …; extra ranks are folded in."""
     return _folded(group, _swap_and_add)
 
 

@@ -230,7 +230,7 @@ def cluster_seconds(op: str, bytes: float, n: int, cluster: Cluster, algorithm: 
     The sum over its rounds of the slowest message's α + size/β, each on the link between its two ranks, which it has to itself.
     bytes: of the whole tensor, as in sent_bytes. "hierarchical" takes the cluster's nodes. "ring" is one ring in the order of
     the ranks, and of broadcast a chain of n pieces. Chunks are bytes/n, not rounded. A torus counts as if all its chips were
-    neighbours: torus_seconds has its own algorithm.
+    neighbors: torus_seconds has its own algorithm.
     Raises ValueError as rounds does, for a size below 0, and for more ranks than the cluster has room for. The messages are
     gone through once; with n in the thousands a ring has millions.
     """

@@ -46,7 +46,7 @@ def _ring_reduce_scatter(elements: int, n: int, root: int = 0, node: int | None 
 
 def _ring_all_gather(elements: int, n: int, root: int = 0, node: int | None = None) -> Sizes:
     chunks = chunk_sizes(elements, n)
-    return [elements - chunk for chunk in chunks[1:] + chunks[:1]]  # every chunk but its neighbour's own
+    return [elements - chunk for chunk in chunks[1:] + chunks[:1]]  # every chunk but its neighbor's own
 
 
 def _ring_all_reduce(elements: int, n: int, root: int = 0, node: int | None = None) -> Sizes:

@@ -161,10 +161,10 @@ def _backward(one: Sizes, itemsize: int, exact: int, tile: Tile) -> list[Peak]:
     output = 2 * itemsize * one.queries + 2 * exact * _rows(one)  # o and its gradient, lse, and what a row's gradients share
     other = block if one.n > 1 else 0
     rounded = itemsize != exact
-    travelling = buffers(0, grad, one.n) or grad
+    traveling = buffers(0, grad, one.n) or grad
     rounding = itemsize * one.queries if rounded else 0
     beginning = Peak(own, places, output - exact * _rows(one) + (2 if rounded else 1) * queries, 0, 0, 0, 0)
-    at_work = Peak(own, places, output + queries, block, other, travelling, tile.backward(itemsize, exact))
+    at_work = Peak(own, places, output + queries, block, other, traveling, tile.backward(itemsize, exact))
     last_message = Peak(own, places, output + queries, block, other, 3 * grad if one.n > 1 else grad, 0)
     sent = min(one.n, 2) * grad + (block if rounded else 0)
     end = Peak(own, places, output + queries + rounding, block, 0, sent, 0)

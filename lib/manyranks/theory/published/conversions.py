@@ -1,4 +1,4 @@
-"""Published numbers that follow from a formula and other published numbers: memory, utilisation, parameters.
+"""Published numbers that follow from a formula and other published numbers: memory, utilization, parameters.
 
 Each check gives rows of (what, computed, published, tolerance), the tolerance as a share of the published number.
 """
@@ -57,12 +57,12 @@ def bytes_per_parameter() -> Iterator[Check]:
             yield Check("Megatron-LM bytes a parameter", f"{row['param_dtype']}, ZeRO-{zero}", each, printed, 1e-6)
 
 
-# Largest difference of a printed utilisation, as a share of it. Whole percents: half a one, and 41 is printed for 40.4.
+# Largest difference of a printed utilization, as a share of it. Whole percents: half a one, and 41 is printed for 40.4.
 _NEAR = {steps.KORTHIKANTI: 0.005, mfu.PALM: 0.002, mfu.DEEPSEEK: 0.005}
 _POINTS = {steps.SC21: 0.5, steps.LLAMA3: 0.6}
 
 
-def utilisations() -> Iterator[Check]:
+def utilizations() -> Iterator[Check]:
     """The MFU and HFU of published.mfu that papers print, but for those that nothing explains."""
     for row in mfu.rows():
         for name, share, printed in (("MFU", row.mfu, row.printed), ("HFU", row.hfu, row.printed_hfu)):
@@ -109,7 +109,7 @@ def ring_attention() -> Iterator[Check]:
 TABLES: tuple[Callable[[], Iterator[Check]], ...] = (
     zero_table1,
     bytes_per_parameter,
-    utilisations,
+    utilizations,
     llama3,
     deepseek,
     ring_attention,

@@ -1,7 +1,7 @@
-"""Layouts of published models over their accelerators, and what their neighbours would have cost.
+"""Layouts of published models over their accelerators, and what their neighbors would have cost.
 
 Each layout keeps what a report says apart from what we assume. Where a report leaves numbers out, the time of a step
-says little alone; what counts is how the layout compares with its neighbours on the same work.
+says little alone; what counts is how the layout compares with its neighbors on the same work.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def _layout(row: dict[str, str], runs: dict[str, steps.Row]) -> Layout:
     return Layout(row["name"], *ran, row["published"], row["assumed"], row["source"], hours)
 
 
-class Neighbour(NamedTuple):
+class Neighbor(NamedTuple):
     """A layout beside a published one. fits: in the memory, with no more recomputation than plan says; impossible: why there is
     no such plan, and nothing else then."""
 
@@ -83,11 +83,11 @@ class Neighbour(NamedTuple):
         return self.impossible or (self.time.limit if self.fits else "memory")
 
 
-def why_not(layout: Layout) -> list[Neighbour]:
-    """The published layout, and others on as many accelerators with the same batch: one change each. A neighbour that does not
+def why_not(layout: Layout) -> list[Neighbor]:
+    """The published layout, and others on as many accelerators with the same batch: one change each. A neighbor that does not
     fit recomputes more, and has what it takes then."""
-    found = [_neighbour("as published", layout, {})]
-    found += [_neighbour(name, layout, change) for name, change in _changes(layout.plan, layout.shape, layout.cluster.node)]
+    found = [_neighbor("as published", layout, {})]
+    found += [_neighbor(name, layout, change) for name, change in _changes(layout.plan, layout.shape, layout.cluster.node)]
     return found
 
 
@@ -125,7 +125,7 @@ def _stages(plan: Plan, pp: int) -> dict[str, object]:
     return {"virtual": max(1, plan.virtual * plan.pp // pp)} if plan.virtual > 1 else {}
 
 
-def _neighbour(name: str, layout: Layout, change: dict[str, object]) -> Neighbour:
+def _neighbor(name: str, layout: Layout, change: dict[str, object]) -> Neighbor:
     shape, cluster, gpus = layout.shape, layout.cluster, layout.plan.gpus
     try:
         changed = replace(layout.plan, **change)
@@ -135,8 +135,8 @@ def _neighbour(name: str, layout: Layout, change: dict[str, object]) -> Neighbou
         index = fitting.index(True) if any(fitting) else len(plans) - 1
         time = step.estimate(shape, plans[index], cluster, gpus=gpus)
     except ValueError as error:
-        return Neighbour(name, impossible=str(error))
-    return Neighbour(name, plans[index], fitting[index], peaks[index], time, time.seconds / layout.time.seconds - 1)
+        return Neighbor(name, impossible=str(error))
+    return Neighbor(name, plans[index], fitting[index], peaks[index], time, time.seconds / layout.time.seconds - 1)
 
 
 def _more(recompute: str) -> tuple[str, ...]:

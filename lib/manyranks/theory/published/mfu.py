@@ -1,4 +1,4 @@
-"""Published utilisations, each from its paper's own numbers under its paper's own convention, beside what is printed.
+"""Published utilizations, each from its paper's own numbers under its paper's own convention, beside what is printed.
 
 Shares of the peak, not percent. A paper's number depends on what it counts: theory.flops.CONVENTIONS. Beside that
 stands the same run in this course's own convention, "causal".
@@ -105,7 +105,7 @@ def _short(model: str) -> str:
 
 
 def sc21() -> Iterator[Row]:
-    """arXiv 2104.04473, Table 1: printed are FLOP/s with full recomputation, so a hardware utilisation; tokens/s
+    """arXiv 2104.04473, Table 1: printed are FLOP/s with full recomputation, so a hardware utilization; tokens/s
     follow from its equation 3, and from these the MFU that it does not print.
     """
     for run, row in zip(steps.sc21(), published.rows("megatron_sc21_table1"), strict=True):
@@ -126,8 +126,8 @@ def llama3() -> Iterator[Row]:
 
 
 def implied_speed(shape: ModelShape, seq: int, mfu: float, gpus: int, peak: float) -> dict[str, float]:
-    """Tokens/s of the whole job that a utilisation stands for, under each of flops.CONVENTIONS: what they disagree on where
-    only the utilisation is published.
+    """Tokens/s of the whole job that a utilization stands for, under each of flops.CONVENTIONS: what they disagree on where
+    only the utilization is published.
     """
     return {name: mfu * gpus * peak / flops.per_token(shape, seq, name) for name in flops.CONVENTIONS}
 

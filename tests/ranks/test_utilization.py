@@ -1,4 +1,4 @@
-"""training.utilisation on real ranks: their peaks together, and MFU of a run against the FLOPs that they counted."""
+"""training.utilization on real ranks: their peaks together, and MFU of a run against the FLOPs that they counted."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from manyranks.measure import machine
 from manyranks.theory import Plan
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer, train
-from manyranks.training.utilisation import Peak, peak_of_ranks
+from manyranks.training.utilization import Peak, peak_of_ranks
 
 GPT = GPTConfig(layers=2, hidden=32, heads=4, kv_heads=2, seq=16)
 TRAINING = TrainingConfig(steps=2, batch=7)  # 7: uneven shares
@@ -44,22 +44,22 @@ def trained_with_a_quick_look_at_the_peak(training, **options):
 def test_a_run_says_what_it_used_where_that_is_asked(shared_world):
     training = replace(TRAINING, bf16=True, zero=3, recompute="full")
     m = shared_world.measure(lambda: Trainer(GPT, training).run(), flops=True)
-    results = shared_world.run(trained_with_a_quick_look_at_the_peak, training, utilisation=True)
+    results = shared_world.run(trained_with_a_quick_look_at_the_peak, training, utilization=True)
     plain = shared_world.run(trained_with_a_quick_look_at_the_peak, training)
     for result, without in zip(results, plain, strict=True):
-        used = result.utilisation
+        used = result.utilization
         assert used.tokens_per_second == pytest.approx(2 * 7 * GPT.seq / result.seconds)
         assert (used.shape, used.seq, used.recompute, used.flash) == (GPT.shape(), GPT.seq, "full", True)
         assert (used.peak.device, used.peak.dtype) == ("3 × CPU with 1 thread", "bfloat16")
-        assert used.peak == results[0].utilisation.peak
+        assert used.peak == results[0].utilization.peak
         counted = sum(m.flops.values()) / result.seconds / used.peak.flops
         assert 0 < used.mfu("full") < used.hfu("full") == pytest.approx(counted, rel=0.005)
-        assert without.utilisation is None
+        assert without.utilization is None
         assert (without.losses, without.held_out) == (result.losses, result.held_out)
 
 
 def test_a_plan_in_16_bits_is_measured_against_the_rate_of_16_bits(shared_world):
     plan = Plan(dp=3, seq=GPT.seq, batch=3, zero=0, recompute="none", precision="bf16")
     training = TrainingConfig(steps=1, plan=plan)
-    results = shared_world.run(trained_with_a_quick_look_at_the_peak, training, utilisation=True)
-    assert {result.utilisation.peak.dtype for result in results} == {"bfloat16"}
+    results = shared_world.run(trained_with_a_quick_look_at_the_peak, training, utilization=True)
+    assert {result.utilization.peak.dtype for result in results} == {"bfloat16"}

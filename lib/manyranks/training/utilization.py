@@ -21,7 +21,7 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Utilisation:
+class Utilization:
     """A run of a model: tokens_per_second and peak count all ranks together.
 
     seq: tokens of a sequence; recompute: "none", "selective" or "full"; flash: whether

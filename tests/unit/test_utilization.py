@@ -1,4 +1,4 @@
-"""training.utilisation: the peak of a device, MFU under each convention, and the command's line."""
+"""training.utilization: the peak of a device, MFU under each convention, and the command's line."""
 
 from dataclasses import replace
 
@@ -8,10 +8,10 @@ import torch
 from manyranks import theory
 from manyranks.measure import machine
 from manyranks.theory import flops
-from manyranks.training import __main__, utilisation
+from manyranks.training import __main__, utilization
 from manyranks.training.config import GPTConfig
 from manyranks.training.trainer import Result
-from manyranks.training.utilisation import Peak, Utilisation, peak
+from manyranks.training.utilization import Peak, Utilization, peak
 
 # Peaks
 
@@ -48,7 +48,7 @@ def test_where_no_data_sheet_has_the_number_it_is_measured_and_says_so(gpu, name
     assert peak("cuda:0", torch.bfloat16) == Peak(1.5e14, name, "bfloat16", measured)
     threads = torch.get_num_threads()
     cpu = Peak(1.5e14, f"CPU with {threads} thread{'s' * (threads > 1)}", "float64", measured)
-    assert peak(dtype=torch.float64) == utilisation.peak_of_ranks(dtype=torch.float64) == cpu
+    assert peak(dtype=torch.float64) == utilization.peak_of_ranks(dtype=torch.float64) == cpu
 
 
 @pytest.fixture(params=["fp32_precision", "allow_tf32"])
@@ -80,7 +80,7 @@ def test_this_machine_s_gpu_is_found_by_its_name_or_measured(dtype):
 
 
 def test_the_same_run_under_other_conventions():
-    used = Utilisation(
+    used = Utilization(
         theory.models["llama3-8b"], 8192, 1e4, Peak(989e12, "H100", "bfloat16", "data sheet"), "full", flash=False
     )
     for convention in flops.CONVENTIONS:
@@ -101,7 +101,7 @@ def test_the_same_run_under_other_conventions():
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_command_says_how_much_was_used_where_that_is_asked(monkeypatch, capsys, asked):
     gpt = GPTConfig(layers=2, hidden=32, heads=4, seq=32)
-    used = Utilisation(gpt.shape(), gpt.seq, 2e4, Peak(2e11, "2 × CPU with 1 thread", "float32", "measured: …"))
+    used = Utilization(gpt.shape(), gpt.seq, 2e4, Peak(2e11, "2 × CPU with 1 thread", "float32", "measured: …"))
     given = []
 
     def train(*arguments):
