@@ -17,13 +17,14 @@ from benchmarks.compare import Row, pairs, processor_seconds
 from benchmarks.replay import COSTS, one_f_one_b
 from manyranks import show
 from manyranks.show import gantt, style
+from manyranks.show.explorer import Panels, Said
 from manyranks.timeline import Timeline, replay
 from manyranks.timeline.spans import COMMUNICATION
 
 ROUNDS = 21
 
 
-class Schedules:
+class Schedules(Panels):
     """A plot for an explorer: 1F1B schedules that were replayed beforehand, by their number of micro-batches."""
 
     @style.styled
@@ -32,12 +33,12 @@ class Schedules:
         keys = [Patch(**gantt.KINDS[kind].look) for kind in ("F", "B", COMMUNICATION)]
         self.figure = gantt.frame(min(0.5 * stages, 5.0), ["time (s)"], keys)
         self._chart = gantt.Gantt(self.figure.axes[0])
-        self.moving = self._chart.moving
+        self.panels = [self._chart]
 
-    def update(self, m: int) -> str:
+    def update(self, m: int) -> Said:
         timeline = self.timelines[m]
         self._chart.update("1F1B", [f"rank {rank}" for rank in timeline.ranks], gantt.boxes(timeline), timeline.makespan)
-        return f"{m} micro-batches: bubble {timeline.bubble(0):.1%}"
+        return Said(f"{m} micro-batches", {"bubble": f"{timeline.bubble(0):.1%}"})
 
 
 # Chapter -> its explorer, a setting to start from, and controls that start longer work, and say so.

@@ -88,7 +88,7 @@ class States:
     def __init__(self, name: str):
         from manyranks.show import labels, scenario
 
-        self.explorer, labels.Words.draw = explorer(name), _written(labels)
+        self.explorer, labels.Labels.draw = explorer(name), _written(labels)
         self.name, self.text = name, repr(self.explorer)
         self.explorer.figure.set_dpi(72)  # SVG's
         self.explorer._drawn, self._fixed, self.seen = self._nothing, (), {}
@@ -144,7 +144,7 @@ class States:
         """The lines of a state; none where a control has moved another one."""
         if (key := tuple(values.values())) not in self.seen:
             explorer = self.explorer
-            explorer._said = None  # or tiles would say what was before
+            explorer.said = None  # or tiles would say what was before
             explorer.set(**values)
             idle = " ".join(name for name, control in explorer.controls.items() if control.disabled)
             lines = [explorer._line.value, explorer.status, idle]
@@ -255,8 +255,8 @@ def stepper():
 
 
 def _written(labels):
-    """Words.draw that writes text in SVG, not its outlines."""
-    drawn = labels.Words.draw
+    """Labels.draw that writes text in SVG, not its outlines."""
+    drawn = labels.Labels.draw
 
     def draw(words, renderer) -> None:
         from matplotlib.colors import to_hex

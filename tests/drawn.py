@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 
-from manyranks.show.labels import Words
+from manyranks.show.labels import Labels
 
 
 def named(axes: Axes, name: str) -> Artist:
@@ -38,8 +38,14 @@ def marked(axes: Axes) -> float:
 
 def words(axes: Axes, name: str = "") -> list[str]:
     """The short texts of these axes; name: only of the artist with this gid."""
-    found = (artist for artist in axes.get_children() if isinstance(artist, Words))
+    found = (artist for artist in axes.get_children() if isinstance(artist, Labels))
     return [text for artist in found if name in ("", artist.get_gid()) for text in artist.texts]
+
+
+def texts(shown: Figure | Axes) -> list[str]:
+    """What is written in these axes, or in a figure's first ones; without titles and ticks."""
+    axes = shown.axes[0] if isinstance(shown, Figure) else shown
+    return [text.get_text() for text in axes.texts]
 
 
 def drawings(figure: Figure) -> list:

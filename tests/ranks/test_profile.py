@@ -20,7 +20,7 @@ from manyranks.measure.flops import operators
 from manyranks.measure.profile import profiled
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer
-from manyranks.world.counted.waits import waits_of
+from manyranks.world.counted.programs import waits_of
 
 LATE = 1.0  # seconds: longer than all else that a test's function does, also on a busy machine
 

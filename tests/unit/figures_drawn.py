@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from manyranks.show.labels import Words
+from manyranks.show.labels import Labels
 
 WIDEST = 9.5  # inches: a laptop's screen
 
@@ -18,6 +18,15 @@ def assert_readable(figure: Figure) -> None:
     assert figure.get_figwidth() <= WIDEST
     found = [text for axes in figure.axes for text in axes.texts if text.get_text()]
     _assert_apart(figure, [(text.get_text(), text.get_window_extent()) for text in found])
+
+
+def assert_inside(figure: Figure) -> None:
+    """It is readable, and what is written at the axes, too, is inside it."""
+    assert_readable(figure)
+    box = figure.get_tightbbox()  # inches
+    assert min(box.x0, box.y0) > -0.02
+    assert box.x1 < figure.get_figwidth() + 0.02
+    assert box.y1 < figure.get_figheight() + 0.02
 
 
 def assert_all_readable(figure: Figure) -> None:
@@ -42,7 +51,7 @@ def texts(figure: Figure) -> list[tuple[str, Bbox]]:
         hidden |= {label for tick in out for label in (tick.label1, tick.label2)}
     found = [each for each in figure.findobj(Text) if each.get_visible() and each.get_text().strip() and each not in hidden]
     boxes = [(each.get_text(), each.get_window_extent()) for each in found if each.get_color() != "none"]
-    for words in figure.findobj(Words):
+    for words in figure.findobj(Labels):
         places = words.get_offset_transform().transform(words.get_offsets())
         for text, path, place in zip(words.texts, words.get_paths(), places, strict=True):
             if text.strip() and np.isfinite(place).all():

@@ -200,22 +200,17 @@ def test_the_sentence_names_the_limit_and_a_way_out(opened, change, said):
     assert said in opened.set(**PAPER | change).status
 
 
-def test_every_choice_and_preset_is_shown(opened):
+def test_no_strategy_is_below_the_line_of_the_optimal_plans_which_ends_where_everything_is_kept(opened):
     plot, controls = Tradeoff(), opened.controls
     lines = [named(plot.figure.axes[0], name) for name in ("all optimal plans", *STRATEGIES)]
     options = [value for _, value in controls["model"].options], controls["attention"].options, controls["strategy"].options
     for values in itertools.product(*options):
         change = dict(zip(("model", "attention", "strategy"), values, strict=True)) | {"tp": 1 if values[0] == "gpt2-xl" else 8}
-        said = plot.update(**PAPER | change | {"seq": 8192})
-        assert said.limit
-        assert "nan" not in str(said)
+        plot.update(**PAPER | change | {"seq": 8192})
         best, *dots = (line.get_xydata() for line in lines)
-        for ((x, y),) in dots:  # none is below the line of the optimal plans, which ends where everything is kept
+        for ((x, y),) in dots:
             assert best[best[:, 0] <= x * (1 + 1e-9), 1].min() <= y * (1 + 1e-9)
         assert best[-1] == pytest.approx(dots[0][0])
-    held = {"16 segments": "6.85", "optimal": "30.2", "pipeline": "6.71", "long sequence": "47.4", "2022": "31.9"}
-    for name, size in held.items():
-        assert f"activations {size} of 32 GB" in opened.preset(name).status
 
 
 # A step, a plan and a layer as pictures
@@ -281,9 +276,8 @@ def test_measured_rings_are_on_their_places_and_theory_s_curves_on_theirs():
     assert axes.get_ylabel() == "peak memory"
 
 
-UNKNOWN = {"strategy": "hope", "attention": "inner", "model": "gpt5", "seq": 0, "tp": 3}
 REFUSED = [
-    *((lambda name=name, value=value: drawn(**{name: value}), f"{value}") for name, value in UNKNOWN.items()),
+    (lambda: drawn(tp=3), "3"),
     (lambda: picture(checkpointing.keep_all(0)), "a plan for 0 layers: give one for 1 to 16"),
     (lambda: picture(checkpointing.keep_all(17)), "a plan for 17 layers"),
     (lambda: peaks([2, 4], {"a": [1]}, {}, "peak memory"), "'a' has 1 values for 2 places"),

@@ -12,7 +12,7 @@ from manyranks.show import collectives, style
 from manyranks.show.collectives import figures
 from manyranks.show.collectives.figures import Steps
 from manyranks.theory.collectives import rounds
-from tests.drawn import named
+from tests.drawn import named, texts
 
 N = 4
 
@@ -31,10 +31,6 @@ def shown(rows: list, n=N, columns=4, *later: list) -> Axes:
     for each in (rows, *later):
         grid.update(each)
     return axes
-
-
-def texts(axes: Axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
 
 
 def extents(axes: Axes, name: str) -> list:
@@ -103,13 +99,6 @@ def test_a_stepper_shows_the_messages_of_its_round_and_counts_what_was_sent():
 def test_a_stepper_says_the_range_where_ranks_differ():
     shown = collectives.stepper([((0, 1, 32),), ((0, 2, 32), (1, 3, 32))], [BEFORE] * 3)
     assert shown.set(step=2).status == "messages 2 of 32 B; sent so far, per rank 0 B to 64 B; the whole tensor 32 B."
-
-
-def test_a_stepper_draws_another_picture_for_each_round():
-    run, held = ring()
-    held = [[row * k for row in BEFORE] for k, _ in enumerate(held)]
-    shown = collectives.stepper(run, held)
-    assert len({shown.set(step=k).png for k in range(4)}) == 4
 
 
 def test_a_stepper_needs_a_state_for_every_round():

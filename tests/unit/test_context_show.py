@@ -8,12 +8,12 @@ import pytest
 from matplotlib.axes import Axes
 
 from manyranks.show import context, units
-from manyranks.show.context.explorer import CLUSTERS, LENGTHS, MODELS, RANKS, SHOWN, TILE, VARIANTS, Ranks, Shared
+from manyranks.show.context.explorer import LENGTHS, SHOWN, TILE, VARIANTS, Ranks, Shared
 from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, models, step
 from manyranks.theory import context as theory
 from manyranks.theory.context.times import Pass
-from tests.drawn import boxes, named, widths, words
+from tests.drawn import boxes, named, texts, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 DEFAULT = {"model": "llama3-8b", "cluster": "h100-dgx", "seq": 2**17, "cp": 8}
@@ -31,10 +31,6 @@ FIGURES = {
     "grouped heads": lambda: context.all_to_all(8, 4, 2),
     "balance": lambda: context.balance({name: [1e9, 2e9, 3.123e9] for name in theory.LAYOUTS}),
 }
-
-
-def texts(figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].texts]
 
 
 def now(**change) -> Shared:
@@ -298,22 +294,3 @@ def test_the_sentence_names_the_limit_and_a_way_out():
     explorer = context.explorer()
     said = {str(change): explorer.set(**DEFAULT | change).status for change, _ in LIMITS}
     assert {change: said[change] for change, text in ((str(k), text) for k, text in LIMITS) if text not in said[change]} == {}
-    for name in ("zigzag", "two nodes", "ring × Ulysses"):
-        assert explorer.preset(name).status.endswith("Limit: compute.")
-    for name in ("64 ranks", "no grouped heads"):
-        assert "Limit: messages between nodes; with ring-ulysses:" in explorer.preset(name).status
-
-
-def test_every_choice_is_shown_or_refused():
-    options = [MODELS, CLUSTERS, [2**10, 2**20], [1, 16, 64], [1, 8], [True, False], theory.LAYOUTS[::2], VARIANTS, [0, 2]]
-    settings = [dict(zip(DEFAULT, values, strict=True)) for values in itertools.product(*options)][::183]  # all pairs
-    settings += [DEFAULT | {"seq": s} for s in LENGTHS] + [DEFAULT | {"cp": c, "layout": "striped"} for c in RANKS]
-    plot = Ranks()
-    for setting in settings:
-        if now(**setting).possible:
-            said = plot.update(**setting)
-            assert said.limit
-            assert "nan" not in str(said)
-        else:
-            with pytest.raises(ValueError, match=r"Ulysses needs|GPUs: .* has only|exchange heads|does not divide"):
-                plot.update(**setting)

@@ -9,7 +9,7 @@ from manyranks.show.data_parallel import RANKS, Scaling, explorer
 from manyranks.theory import Plan, clusters, memory, models, step
 from manyranks.timeline import Timeline
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
-from tests.drawn import boxes, widths, words
+from tests.drawn import boxes, texts, widths, words
 from tests.said import SAID
 
 DEFAULT = {"model": "gpt2-xl", "cluster": "h100-dgx", "dp": 64, "microbatch": 8, "overlap": True, "critical": 2**20}
@@ -72,38 +72,6 @@ def test_mfu_falls_from_one_gpu_on_and_is_never_worse_with_overlap():
     assert all(a >= b for a, b in zip(*ways, strict=True))
 
 
-def test_a_bar_s_parts_say_their_numbers():
-    said = [part.says for part in drawn(overlap=False).parts()]
-    assert "after backward, communication: 26.5 ms" in said
-    assert "optimizer: 18.7 GB" in said
-
-
-def choices() -> dict[str, list]:
-    controls = explorer().controls
-    options = {name: [value for _, value in controls[name].options] for name in ("model", "cluster", "overlap")}
-    return {**{name: [value] for name, value in DEFAULT.items()}, **options, "dp": [1, 8, 1024], "microbatch": [1, 64]}
-
-
-def test_every_choice_is_shown():
-    plot, options = Scaling(), choices()
-    for values in itertools.product(*options.values()):
-        setting = dict(zip(options, values, strict=True))
-        if setting["dp"] > clusters[setting["cluster"]].levels[-1].size:
-            continue
-        said = plot.update(**setting)
-        assert said.limit
-        assert "nan" not in str(said)
-
-
-def test_every_choice_and_preset_can_be_drawn():
-    shown = explorer()
-    for name, values in choices().items():
-        for value in values:
-            assert not shown.set(**DEFAULT | {name: value}).status.startswith("Not possible")
-    for name in ("1 sequence per GPU", "after backward", "the batch-size wall", "Llama 3 8B"):
-        assert "Limit: compute" not in shown.preset(name).status
-
-
 # Steps -----------------------------------------------------------------------------------------------------------------
 
 
@@ -118,10 +86,6 @@ def compute(started: float, finished: float, rank: int = 0) -> Span:
 # Two all-reduces after 30 ms of computing, and two from 20 ms on.
 AFTER = Timeline((compute(0, 0.03), communication(0.03, 0.06), communication(0.06, 0.09), compute(0, 0.09, 1)))
 DURING = Timeline((compute(0, 0.03), communication(0.02, 0.05), communication(0.05, 0.065), compute(0.065, 0.07)))
-
-
-def texts(figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].texts]
 
 
 def names(*timelines: Timeline) -> list[str]:
@@ -166,13 +130,7 @@ def test_bars_bear_their_name_their_number_or_their_size():
     assert names(Timeline(tuple(tiny))) == []
 
 
-def test_the_axis_reaches_as_far_as_it_is_told_and_another_rank_may_be_shown():
-    figure = data_parallel.steps({"Bucketed": AFTER}, rank=1, until=0.5)
-    assert boxes(figure.axes[0], COMPUTE)[0, 1] == pytest.approx(0.09 * scale(figure, 0.5)[0], abs=1.51)
-    assert texts(figure) == ["nothing exposed"]
-
-
-@pytest.mark.parametrize(("timelines", "rank"), [({}, 0), ({"a": AFTER, "b": DURING}, 1), ({"a": Timeline(())}, 0)])
-def test_a_rank_that_a_timeline_has_not_is_refused_in_words(timelines, rank):
-    with pytest.raises(ValueError, match=rf"^rank={rank} and timelines of ranks .*: give a Timeline or more, and a rank"):
-        data_parallel.steps(timelines, rank)
+@pytest.mark.parametrize("timelines", [{}, {"a": AFTER, "b": Timeline((compute(0, 1, 1),))}, {"a": Timeline(())}])
+def test_a_timeline_without_rank_0_is_refused_in_words(timelines):
+    with pytest.raises(ValueError, match=r"^timelines of ranks .*: give a Timeline or more, all with rank 0"):
+        data_parallel.steps(timelines)

@@ -10,8 +10,7 @@ from manyranks.world import collect
 from manyranks.world.faults.deadlock import Case, Wait, waits
 from manyranks.world.faults.outcome import Outcome
 from manyranks.world.rank.process import Reply
-from manyranks.world.rank.processor import Processor
-from manyranks.world.rank.watch import BRIEFLY, DETAILS, Whereabouts
+from manyranks.world.rank.watch import BRIEFLY, DETAILS, Processor, Whereabouts
 
 PLACE = Place("/home/ada/train.py", 9)
 ALL = (0, 1, 2)

@@ -1,6 +1,5 @@
 """Chapter 08's figures and explorer show the numbers that they are given or theory has, and what cannot be shown is refused."""
 
-import itertools
 import re
 
 import numpy as np
@@ -10,12 +9,12 @@ from matplotlib.patches import FancyArrowPatch
 
 from manyranks.show import expert, units
 from manyranks.show.bars import LONGEST
-from manyranks.show.expert import CHOICES, CLUSTERS, MODELS, WAYS, Degrees, Experts
-from manyranks.show.looks import LOOKS
+from manyranks.show.expert import CHOICES, WAYS, Degrees, Experts
+from manyranks.show.style import LOOKS
 from manyranks.theory import flops, models, published
 from manyranks.theory.expert import two_hops_copies
 from manyranks.theory.published import steps
-from tests.drawn import marked, widths, words
+from tests.drawn import marked, texts, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 DEFAULT_VALUES = {"model": "deepseek-v3", "cluster": "h800", "pp": 16, "ep": 64, "tp": 1, "etp": 1}
@@ -41,10 +40,6 @@ FIGURES = {
     "hops": lambda: expert.hops(),
     "hops to eight experts": lambda: expert.hops((3, 4, 8, 9, 10, 11, 12, 15)),
 }
-
-
-def texts(axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
 
 
 def vertices(area) -> np.ndarray:
@@ -235,19 +230,3 @@ def test_controls_without_effect_are_switched_off(explorer):
     disabled = [name for name in explorer.presets if explorer.preset(name).controls["limit"].disabled]
     assert disabled == ["8 expert ranks", "NVL72", "Mixtral 8x7B"]
     assert explorer.set(**DEFAULT_VALUES | {"ep": 1}).controls["imbalance"].disabled
-
-
-def test_every_choice_gives_a_sentence_or_a_reason():
-    plot, options = Experts(), {"model": list(MODELS), "cluster": list(CLUSTERS)} | CHOICES
-    settings = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())][::40009]
-    settings += [DEFAULT_VALUES | {name: value} for name, values in options.items() for value in values]
-    said, reasons = [], []
-    for setting in settings:
-        plot.idle(**setting)
-        try:
-            said.append(plot.update(**setting))
-        except ValueError as error:
-            reasons.append(str(error))
-    assert all(each.limit and len(each.numbers) == 5 for each in said)
-    assert all(re.match(r"PP \d+ × TP \d|ep=|imbalance=|\d of \d+ nodes |\d+ layers|m=|p=", each) for each in reasons), reasons
-    assert len(said) > len(reasons)

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import random
 import re
 from collections import namedtuple
 
@@ -12,11 +13,10 @@ from manyranks import show
 from manyranks.measure.compared import Beside, Small
 from manyranks.show import page, scenario, units
 from manyranks.show.data_parallel import Scaling
-from manyranks.show.said import Said
 from manyranks.show.scenario import Scenario, controls
-from manyranks.show.setting import Setting
+from manyranks.show.setting import Said, Setting
 from manyranks.theory import Plan, clusters, links, memory, models, step
-from tests.drawn import named, words
+from tests.drawn import drawings, named, words
 from tests.said import NAMES, SAID, says
 from tests.unit import smallest_explorer
 from tests.unit.figures_drawn import assert_all_readable
@@ -27,10 +27,11 @@ SCENARIO = Scenario(models["llama3-8b"], Plan(dp=64, zero=3, seq=1024), clusters
 class Plot(show.hardware.MessageTime):
     """Chapter 00's plot with shared controls and a private one."""
 
-    code = None
-
     def __init__(self):
         super().__init__(links)
+
+    def code(self, **values):
+        return ""
 
     def update(self, dp, seq, n):
         if dp * seq > 2**20:
@@ -236,12 +237,81 @@ def test_it_says_what_the_table_has(name):
     assert says(name) == SAID[name]
 
 
-CROWDED = {"nd": {"batch": 16384}, "context": {"cp": 16, "layout": "zigzag"}, "tensor": {"cluster": "b200-dgx", "tp": 16}}
+CROWDED = {"nd": [{"batch": 16384}], "context": [{"cp": 16, "layout": "zigzag"}], "tensor": [{"cluster": "b200-dgx", "tp": 16}]}
+CROWDED["collectives"] = [{"n": n} for n in (2, 16, 64)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_is_on_another_or_cut_off(name):
-    assert_all_readable(EXPLORERS[name]().set(**CROWDED.get(name, {})).figure)
+    for crowded in CROWDED.get(name, [{}]):
+        assert_all_readable(EXPLORERS[name]().set(**crowded).figure)
+
+
+# Explorer -> what it says of settings that cannot be; the others can show all.
+REFUSED = {
+    "collectives": r"needs|has no|has only|isn't timed|at least 1",
+    "data_parallel": "has only",
+    "zero": "lower K or raise d",
+    "checkpointing": "choose ",
+    "tensor": r"does not divide|lower p|has only",
+    "context": r"Ulysses needs|has only|exchange heads|does not divide",
+    "expert": r"evenly divide|does not divide|give 1|allow more|lower|imbalance|raise|needs",
+    "mfu": "positions|does not divide|no products|no scales|has only|layers of|not a multiple|parallelism only",
+    "nd": "lower|choose|take|say|set|use|give|[Rr]aise",
+    "kernels": "needs|at most|no rate",
+    "failures": "a write must end",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_choice_is_shown_or_refused_with_a_reason(name):
+    shown, chosen = EXPLORERS[name](), random.Random(9)
+    options = {each: scenario.values(control) for each, control in shown.controls.items()} | {"best": ["off"]}
+    options = {each: options[each] for each in shown.controls}  # the planner is searched elsewhere
+    settings = [{each: chosen.choice(values) for each, values in options.items()} for _ in range(60)]
+    settings += [{each: chosen.choice([values[0], values[-1]]) for each, values in options.items()} for _ in range(60)]
+    settings += [shown.values | {each: value} for each, values in options.items() for value in values]
+    said, reasons = [], []
+    for setting in settings:
+        shown.plot.idle(**setting)
+        try:
+            said.append(shown.plot.update(**setting))
+        except ValueError as error:
+            reasons.append(str(error))
+    assert all(each.limit and not re.search(r"\bnan\b|\binf\b", str(each)) for each in said)
+    assert len(said) >= 40
+    assert [each for each in reasons if not re.search(REFUSED.get(name, "^$"), each)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_no_control_has_is_refused_in_words(name):
+    shown = EXPLORERS[name]()
+    for each, control in shown.controls.items():
+        if isinstance(control.value, str) and each != "best":
+            with pytest.raises(ValueError, match="abacus"):
+                shown.plot.update(**shown.values | {each: "abacus"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_axes_are_never_drawn_again(name):
+    shown = EXPLORERS[name]()
+    drawn, before = drawings(shown.figure), shown.png
+    for preset in shown.presets:
+        shown.preset(preset)
+    assert shown.png != before
+    assert not drawn
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_say_numbers_and_lie_in_the_picture(name):
+    shown = EXPLORERS[name]()
+    parts = list(shown.plot.parts())
+    assert all(re.search(r"\d", each.says) for each in parts)
+    assert len({(each.axes, each.says) for each in parts}) == len(parts) < 200
+    for each in parts:
+        corners = each.axes.transData.transform([(each.left, each.bottom), (each.right, each.top)])
+        assert (corners >= -1).all()
+        assert (corners <= [*shown.figure.bbox.size + 1]).all()
 
 
 @pytest.mark.parametrize("name", EXPLORERS)

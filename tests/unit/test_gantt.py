@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from manyranks import show
 from manyranks.show import gantt, style
+from manyranks.show.explorer import Panels, Said
 from manyranks.show.gantt import KINDS, Gantt
 from manyranks.timeline import Span, Timeline
 from tests.drawn import boxes, drawings, words
@@ -117,14 +118,14 @@ def test_of_very_many_short_spans_their_share_is_seen():
     assert (right - left).sum() < 0.2 * axes.get_xlim()[1]
 
 
-class Schedules:
+class Schedules(Panels):
     """A plot of a timeline of n boxes on p ranks."""
 
     @style.styled
     def __init__(self):
         self.figure = gantt.frame(2.0, ["time (s)"], [])
         self.gantt, self.updates = Gantt(self.figure.axes[0]), []
-        self.moving = self.gantt.moving
+        self.panels = [self.gantt]
 
     def update(self, n, p=2):
         self.updates.append(n)
@@ -134,7 +135,7 @@ class Schedules:
             raise KeyError("a slip")
         spans = tuple(compute(rank, f"F{i}", i, i + 1) for rank in range(p) for i in range(n))
         self.gantt.update("boxes", [f"rank {rank}" for rank in range(p)], gantt.boxes(Timeline(spans)), max(n, 1))
-        return f"{n} boxes"
+        return Said(f"{n} boxes")
 
 
 def explorer(plot=None):
@@ -166,16 +167,6 @@ def test_axes_are_drawn_again_when_they_change():
     plot.figure.axes[0].set_xlabel("time (ms)")
     shown.set(n=6)
     assert len(drawn) == 1
-
-
-def test_chapter_00s_axes_are_never_drawn_again():
-    from manyranks import theory
-
-    links = list(theory.links)
-    shown = show.hardware.explorer()
-    drawn = drawings(shown.figure)
-    shown.set(link=links[1], size=4, n=64)
-    assert not drawn
 
 
 def test_a_picture_that_does_not_belong_to_the_setting_is_dimmed():
@@ -210,7 +201,7 @@ def test_a_value_outside_a_slider_is_refused_and_moves_nothing(values, allowed):
     with pytest.raises(ValueError, match=allowed):
         shown.set(p=3, **values)
     assert shown.values == {"n": 5, "p": 2}
-    assert shown.status == "5 boxes"
+    assert shown.status == "5 boxes."
 
 
 def test_a_value_that_a_list_does_not_have_is_refused_with_those_it_has():
@@ -229,7 +220,7 @@ def test_a_dragged_control_is_drawn_once_when_it_rests():
         await asyncio.sleep(0.2)
 
     asyncio.run(drag())
-    assert (plot.updates, shown.status) == ([11], "11 boxes")
+    assert (plot.updates, shown.status) == ([11], "11 boxes.")
 
 
 def test_the_picture_says_the_status_line_to_those_who_cannot_see_it():
@@ -238,7 +229,7 @@ def test_the_picture_says_the_status_line_to_those_who_cannot_see_it():
     shown = explorer().set(n=7)
     widgets.Widget.on_widget_constructed(None)
     (picture,) = (widget for widget in made if isinstance(widget, widgets.Image))
-    assert picture.tooltip == shown.status == "7 boxes"
+    assert picture.tooltip == shown.status == "7 boxes."
     assert picture.get_state()["description"] == ""
 
 

@@ -64,9 +64,3 @@ def test_the_explorer_says_what_the_theory_says():
 )
 def test_the_explorer_says_what_limits_and_what_cannot_be(change, says):
     assert says in show.kernels.explorer().set(**change).status
-
-
-def test_every_chip_can_be_chosen():
-    explorer = show.kernels.explorer()
-    for chip in show.kernels.CHIPS:
-        assert "Limit" in explorer.set(chip=chip).status

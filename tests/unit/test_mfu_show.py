@@ -14,8 +14,8 @@ from manyranks.show.bars import LONGEST
 from manyranks.show.mfu import Point
 from manyranks.theory import Plan, clusters, models, roofline, step
 from manyranks.theory.roofline import Roof
-from tests.drawn import boxes, widths, words
-from tests.unit.figures_drawn import assert_readable
+from tests.drawn import boxes, texts, widths, words
+from tests.unit.figures_drawn import assert_inside, assert_readable
 
 H100, V100, MACHINE = Roof(989e12, 3.35e12), Roof(125e12, 0.9e12), Roof(103e9, 10e9)
 RUNS = [("PaLM, 540 B", "6,144 TPU v4", 0.462), ("this run", "", 0.05)]
@@ -51,18 +51,9 @@ FIGURES = {
 }
 
 
-def texts(axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
-    figure = FIGURES[name]()
-    assert_readable(figure)
-    box = figure.get_tightbbox()  # inches; with what is written at the axes
-    assert min(box.x0, box.y0) > -0.02
-    assert box.x1 < figure.get_figwidth() + 0.02
-    assert box.y1 < figure.get_figheight() + 0.02
+    assert_inside(FIGURES[name]())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The plan board shows what theory says of a setting, names what limits, and has the planner search only when it is asked."""
 
-import random
 import re
 from math import log2
 
@@ -9,9 +8,9 @@ import pytest
 from manyranks.parallel.mesh import Mesh
 from manyranks.show import nd, units
 from manyranks.show.bars import LONGEST
-from manyranks.show.looks import STEP
 from manyranks.show.nd.explorer import ALL, HIDDEN, SHOWN, TAKEN, Layout, Plans
-from manyranks.show.said import Said
+from manyranks.show.setting import Said
+from manyranks.show.style import STEP
 from manyranks.theory import clusters, memory, models, planner, step
 from manyranks.theory.published import confidence
 from tests.drawn import boxes, named, widths, words
@@ -137,14 +136,6 @@ def test_until_the_planner_searches_the_rows_are_plans_that_differ_in_one_contro
     assert (names, seconds) == (near, sorted(seconds))
 
 
-def test_a_bar_s_parts_say_their_numbers(board):
-    board.update(HIDDEN, **DEFAULT)
-    said = [part.says for part in board.parts()]
-    assert {"TP, inside a node: 8 ranks", "DP, between nodes: 32 ranks", "activations: 15.1 GB"} <= {*said}
-    assert any(re.fullmatch(r"TP messages: 1\.\d+ s", each) for each in said)
-    assert len(said) < 150
-
-
 def test_controls_that_do_nothing_are_switched_off():
     explorer = nd.explorer().set(pp=1)
     off = {name for name, control in explorer.controls.items() if control.disabled}
@@ -207,21 +198,6 @@ def options() -> dict[str, list]:
     controls = nd.explorer().controls
     values = {name: [each[1] if isinstance(each, tuple) else each for each in one.options] for name, one in controls.items()}
     return {name: each for name, each in values.items() if name != "best"}
-
-
-def test_every_choice_is_shown_or_refused_with_a_reason(board):
-    chosen, choices = random.Random(10), options()
-    settings = [{name: chosen.choice(values) for name, values in choices.items()} for _ in range(100)]
-    settings += [{name: value} for name, values in choices.items() for value in values]
-    said, reasons = [], []
-    for setting in settings:
-        try:
-            said.append(board.update(HIDDEN, **DEFAULT | setting))
-        except ValueError as error:
-            reasons.append(str(error))
-    assert all(each.limit and "nan" not in str(each) for each in said)
-    assert len(said) > 50
-    assert all(re.search(r"lower|choose|take|say|set|use|give", each) for each in reasons), reasons
 
 
 # The planner
@@ -362,14 +338,6 @@ def test_the_answers_to_the_chapter_s_tasks_hold(board, change, found):
     numbers = f"{units.duration(cost.seconds)}, {cost.mfu:.1%}, {units.size(cost.held)} of {units.size(cost.room)}; {said}"
     assert isinstance(said, Said)
     assert [each for each in found if each not in numbers] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [("TP 16", "TP messages"), ("ZeRO-3 alone", "memory"), ("few tokens", "bubble"), ("Llama 3's cluster", "compute")],
-)
-def test_presets_are_the_tasks(name, limit):
-    assert f"Limit: {limit}" in nd.explorer().preset(name).status
 
 
 def test_with_fewer_tokens_a_gpu_the_planner_takes_all_axes():

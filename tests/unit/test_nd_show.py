@@ -16,8 +16,8 @@ from manyranks.theory.nd.tokens import Balance, Check
 from manyranks.theory.planner import Found
 from manyranks.theory.published.error_bars import confidence
 from manyranks.theory.published.layouts import Neighbor
-from tests.drawn import named, widths, words
-from tests.unit.figures_drawn import assert_readable
+from tests.drawn import named, texts, widths, words
+from tests.unit.figures_drawn import assert_inside
 
 ALL, H100 = Mesh(dp=2, pp=2, cp=2, tp=2), clusters["h100-dgx"]
 LARGE = Mesh(dp=128, tp=8, pp=16, dp_shard=32)
@@ -77,25 +77,16 @@ FIGURES = {
     "plans": lambda: nd.plans(PLANS),
     "named plans": lambda: nd.plans({"rule": PLANS[1], "planner": PLANS[0]}, title="405B on 16,384"),
     "over degrees": lambda: nd.over_degrees(models["llama3-70b"], SPLIT, H100),
-    "over degrees, experts": lambda: nd.over_degrees(models["deepseek-v3"], V3, clusters["h800"], "memory per GPU"),
+    "over degrees, experts": lambda: nd.over_degrees(models["deepseek-v3"], V3, clusters["h800"]),
     "layouts": lambda: nd.layouts({"Llama 3 405B": NEIGHBORS, "others": NEIGHBORS * 3}),
     "one layout": lambda: nd.layouts({"Llama 3 405B": NEIGHBORS[:1]}),
 }
 
 
-def texts(axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
-
-
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.few(10)
 def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
-    figure = FIGURES[name]()
-    assert_readable(figure)
-    box = figure.get_tightbbox()  # inches; with what is written at the axes
-    assert min(box.x0, box.y0) > -0.02
-    assert box.x1 < figure.get_figwidth() + 0.02
-    assert box.y1 < figure.get_figheight() + 0.02
+    assert_inside(FIGURES[name]())
 
 
 @pytest.mark.parametrize(
@@ -111,7 +102,6 @@ def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
         (lambda: nd.tokens({"TP 8": []}), "'TP 8' has no points: "),
         (lambda: nd.tokens({"TP 8": CURVES["TP 8"]}, CHECKS), "a check of 'TP 16': the curves are TP 8"),
         (lambda: nd.plans([]), "no plans: give those of theory.planner.search"),
-        (lambda: nd.over_degrees(models["llama3-70b"], SPLIT, H100, "speed"), "number 'speed': choose from memory per GPU, "),
         (lambda: nd.over_degrees(models["llama3-70b"], SPLIT, clusters["tpu-v6e"]), "1,024 GPUs: tpu-v6e has only 256"),
         (lambda: nd.layouts({}), "give 1 layout or more"),
         (lambda: nd.layouts({"x": NEIGHBORS[2:]}), "give 1 layout or more, and of each what why_not returns: "),
@@ -302,7 +292,7 @@ def test_over_each_degree_stands_what_the_step_is_with_it_on_as_many_gpus():
 
 
 def test_what_cannot_be_has_no_place_over_a_degree():
-    shown = panels(nd.over_degrees(models["deepseek-v3"], V3, clusters["h800"], "bubble (share of the step)"))
+    shown = panels(nd.over_degrees(models["deepseek-v3"], V3, clusters["h800"]))
     assert list(shown) == ["TP", "CP", "PP", "EP", "ZeRO stage", "micro-batch b"]
     assert shown["PP"][0] == ["1", "2", "4", "8", "16", "32"]  # 61 layers
     assert shown["micro-batch b"][0] == ["1", "2", "4"]  # DualPipe needs 2 for each rank

@@ -20,7 +20,7 @@ def packs():
 @pytest.fixture(scope="module")
 def states(packs):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("manyranks.show.labels.Words.draw", import_module("manyranks.show.labels").Words.draw)  # it's put back
+        patch.setattr("manyranks.show.labels.Labels.draw", import_module("manyranks.show.labels").Labels.draw)  # it's put back
         yield packs.States("hardware")
 
 

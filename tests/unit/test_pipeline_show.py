@@ -2,22 +2,19 @@
 
 import itertools
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.container import BarContainer
 from matplotlib.textpath import TextPath
 
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.program import Times, bubble, in_flight, program
 from manyranks.parallel.pipeline.schedules import Action, Pair, Schedule
 from manyranks.parallel.pipeline.verify import peaks
-from manyranks.show import pipeline
 from manyranks.show.labels import word
 from manyranks.show.pipeline import MODELS, NAMES, Charts, Run, Schedules, Two, compare, explorer, run, title
-from manyranks.show.said import Said
+from manyranks.show.setting import Said
 from manyranks.theory import Plan, clusters
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import Span, Timeline, replay
@@ -211,27 +208,11 @@ def test_the_legend_names_what_is_drawn_and_the_axes_say_the_unit():
         (lambda s: compare({"a": s}, Times(F=0)), "give every action more than 0 s"),
         (lambda s: compare({"a": s}, timelines={"a": Timeline((ONE,))}), "rank 0 has 4 actions and 1 spans"),
         (lambda s: compare({"a": Schedule("none", 1, (0,), ((Action("B", 0, 0),),))}), "none, rank 0"),
-        (lambda s: pipeline.in_flight({}), "give 1 to 5"),
-        (lambda s: pipeline.in_flight({"a": s, "b": schedules.gpipe(3, 2)}), "of equally many ranks"),
-        (lambda s: Two().update(**DEFAULT | {"first": "ZB-H1"}), "schedule 'ZB-H1': choose from naive, gpipe"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_words(make, said):
     with pytest.raises(ValueError, match=said):
         make(schedules.one_f_one_b(2, 2))
-
-
-def test_bars_are_the_peaks_of_each_rank_and_lines_the_closed_forms_of_those_that_have_one():
-    given = {"1F1B": schedules.one_f_one_b(4, 8), "v = 2": schedules.interleaved(4, 8, 2), "V": schedules.zb_v(4, 8)}
-    given["mine"] = replace(given["1F1B"], name="mine")
-    figure = pipeline.in_flight(given)
-    (axes,) = figure.axes
-    bars = [[bar.get_height() for bar in bars] for bars in axes.containers if isinstance(bars, BarContainer)]
-    assert bars == [[4, 3, 2, 1], [5.5, 4.5, 3.5, 2.5], [4, 4, 4, 4], [4, 3, 2, 1]]
-    lines = [[segment[0][1] for segment in each.get_segments()] for each in axes.collections]
-    assert lines == bars[:3], "the theory's, which agrees"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*given, "closed form"]
-    assert len({bar.get_hatch() for bars in axes.containers for bar in bars}) == 4
 
 
 # The explorer

@@ -128,18 +128,3 @@ def test_an_explorer_refuses_what_it_does_not_have():
         explorer().set(bytes=3)
     with pytest.raises(ValueError, match="link='Ethernet'"):
         explorer().set(link="Ethernet")
-
-
-def test_a_setting_that_cannot_be_is_said_in_the_status_line():
-    class Picky(show.hardware.MessageTime):
-        def update(self, n):
-            raise ValueError("3 does not divide 8")
-
-    shown = show.Explorer(Picky(theory.links), n=show.slider("n", 3, 1, 8))
-    assert shown.status == "Not possible: 3 does not divide 8"
-
-
-def test_a_moved_control_redraws_as_a_hand_would():
-    shown = explorer()
-    shown.controls["size"].value = 2**30
-    assert shown.status.startswith("1.07 GB over")

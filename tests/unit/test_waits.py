@@ -1,7 +1,7 @@
 """world.waits: what a wait was for, and when the last rank had come to that."""
 
 from manyranks.measure.calls import Call, Event
-from manyranks.world.counted.waits import waits_of
+from manyranks.world.counted.programs import waits_of
 from manyranks.world.rank.recording import Recording
 
 ALL = (0, 1)

@@ -1,45 +1,17 @@
-from . import (
-    checkpointing as checkpointing,
-)
-from . import (
-    collectives as collectives,
-)
-from . import (
-    context as context,
-)
-from . import (
-    data_parallel as data_parallel,
-)
-from . import (
-    drawings as drawings,
-)
-from . import (
-    expert as expert,
-)
-from . import (
-    failures as failures,
-)
-from . import (
-    hardware as hardware,
-)
-from . import (
-    kernels as kernels,
-)
-from . import (
-    mfu as mfu,
-)
-from . import (
-    nd as nd,
-)
-from . import (
-    pipeline as pipeline,
-)
-from . import (
-    tensor as tensor,
-)
-from . import (
-    zero as zero,
-)
+from . import checkpointing as checkpointing
+from . import collectives as collectives
+from . import context as context
+from . import data_parallel as data_parallel
+from . import drawings as drawings
+from . import expert as expert
+from . import failures as failures
+from . import hardware as hardware
+from . import kernels as kernels
+from . import mfu as mfu
+from . import nd as nd
+from . import pipeline as pipeline
+from . import tensor as tensor
+from . import zero as zero
 from .explorer import Explorer as Explorer
 from .explorer import choice as choice
 from .explorer import log_slider as log_slider

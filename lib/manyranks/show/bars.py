@@ -12,7 +12,7 @@ from matplotlib.path import Path
 
 from manyranks.show import style, units
 from manyranks.show.labels import Labels
-from manyranks.show.said import Part
+from manyranks.show.setting import Part
 
 LONGEST = 0.52  # of an axis, for the longest bar: the rest is for texts
 NOTHING = Path(np.empty((0, 2)))
@@ -62,7 +62,7 @@ class Bars:
 
     @property
     def moving(self) -> list[Artist]:
-        return [self._band, *self._boxes.values(), self._limit, self._labels.artist]
+        return [self._band, *self._boxes.values(), self._limit, self._labels]
 
     def parts(self) -> Iterator[Part]:
         """Yields what each part of each bar says, as it was drawn last."""
@@ -114,7 +114,7 @@ class Bars:
         self._limit.set_data(np.repeat(shown, 3)[:-1], (ends * len(shown))[:-1])
         self._limit.set_visible(bool(shown))
         self._band.set_y(row - 0.45)
-        self._labels.update(places, words)
+        self._labels.write(places, words)
 
     def place(self, x: float) -> float:
         """Returns where a number is on the axis."""

@@ -13,7 +13,7 @@ from manyranks.show import drawings, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice, log_slider, value_slider
 from manyranks.show.labels import word
-from manyranks.show.lines import curves
+from manyranks.show.lines import curves, ring, ticks
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, STEP, Cost, Scenario, controls, of
 from manyranks.theory import Plan, checkpointing, clusters, flops, memory
 from manyranks.theory.architecture import ModelShape
@@ -21,8 +21,6 @@ from manyranks.theory.checkpointing import BACKWARD, KEEP, STORE, Action, Layer,
 from manyranks.theory.equal_checkpoints import Point, everything, from_input, front, segments
 from manyranks.theory.layer import FLASH_BACKWARD
 from manyranks.theory.names import Named
-
-__all__ = ["again", "explorer", "kept_by", "peaks", "plan", "step"]
 
 _ACTIONS = {"F": ("forward", "#56B4E9", ""), "R": ("forward again", style.YELLOW, "////"), "B": ("backward", style.GREEN, "")}
 Curves = Mapping[str, Sequence[float]]
@@ -188,7 +186,6 @@ class Step(Scenario):
         return Cost(self.fullest[0], kept.room, bubble / seconds, waits / seconds, seconds, mfu)
 
     def code(self) -> str:
-        """Returns Python that prints the step's numbers; all layers run `again` times more than once."""
         _, rank = self.fullest
         prints = _PRINTS | {MEMORY: f"size(memory.peaks(shape, plan)[{rank}].total + {self.more[rank]})"}
         return super().code(prints, lines=_CODE.format(again=self.again))
@@ -229,7 +226,6 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
 
     @property
     def layers(self) -> int:
-        """Says how many layers a rank has."""
         return -(-SHAPES[self.model].layers // self.pp)
 
     def bytes(self, point: Point) -> int:
@@ -294,7 +290,6 @@ class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
         return stages + (f"With the model's states the GPU is too full: {full}." if held > room else "")
 
     def limits(self) -> str:
-        """Says what limits, and the first of the ways out."""
         if self.fits:
             if self.best < 0.99 * self.cost:
                 return f"compute; the optimal plan recomputes {_percent(self.best)}"
@@ -321,14 +316,11 @@ class Tradeoff(Board):
         self.figure, (both, held) = style.figure(1, 2, 6.45, 4.0, height_ratios=(1.25, 1))
         self._front = both.step([], [], color=style.INK, linewidth=1.2, where="post", label="all optimal plans")[0]
         self._dots = [both.plot([], [], mark, label=name, markersize=8)[0] for name, mark in STRATEGIES.items()]
-        self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.INK, markersize=15, markeredgewidth=1.8)[0]
-        self._ring.set_gid("ring")
+        self._ring = ring(both, markersize=15, clip_on=True, gid="ring")
         self._room = both.plot([], [], color=style.INK, linestyle="--", linewidth=1.4, label="activation budget")[0]
         both.set(xscale="log", xlim=(0.4, 180), ylim=(-5.5, 20000))
         both.set_yscale("symlog", linthresh=50, linscale=2)
-        both.set_xticks(at := [1, 3, 10, 30, 100], [f"{x}%" for x in at])
-        both.set_yticks(at := [0, 20, 40, 100, 1000], [f"{y:,}%" for y in at])
-        both.minorticks_off()
+        ticks(both, ([1, 3, 10, 30, 100], "{}%".format), ([0, 20, 40, 100, 1000], "{:,}%".format))
         both.set(xlabel="activation memory (share of keeping everything)", ylabel="recomputed (% of FLOPs)")
         both.set_title("memory against compute", pad=42)
         look = {"borderaxespad": 0.1, "columnspacing": 1.0, "handlelength": 1.6, "fontsize": 8.5}
@@ -349,9 +341,9 @@ class Tradeoff(Board):
         room = now.budget, f"budget: {units.size(now.budget)}"
         self._bars.update([now.parts(point) for point in found.values()], texts, row, longest, room)
 
-    def at(self, now: Strategy, degree: int) -> Cost | None:
+    def at(self, now: Strategy, control: str, degree: int) -> Cost | None:
         """Returns the cost of so many segments, whatever the strategy is now."""
-        return super().at(now._replace(strategy=SEGMENTS), degree)
+        return super().at(now._replace(strategy=SEGMENTS), control, degree)
 
     def parts(self) -> Iterator[Part]:
         for line in self._dots:
@@ -360,17 +352,13 @@ class Tradeoff(Board):
             yield Part(line.axes, x / 1.1, x * 1.1, 0.93 * y - 2, 1.07 * y + 2, says)
         yield from super().parts()
 
-    def idle(self, tp: int, strategy: str, **values) -> list[str]:
+    def idle(self, tp: int, strategy: str, **values) -> dict[str, bool]:
         """C is of segments alone, and one rank has nothing to split."""
-        does_nothing = {"sequence_parallel": tp == 1, "count": strategy != SEGMENTS}
-        return [name for name, idle in does_nothing.items() if idle]
+        return {"sequence_parallel": tp == 1, "count": strategy != SEGMENTS}
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 04, on Llama 3 8B with FSDP over 64 GPUs.
-
-    measure: what "Measure it" runs, small.checkpointing
-    """
+    """Opens on Llama 3 8B with FSDP over 64 GPUs. measure: of manyranks.small, what "Measure it" runs."""
     presets = {"16 segments": {"count": 16}, "optimal": {"strategy": OPTIMAL}, "pipeline": {"pp": 4, "strategy": EVERY}}
     long = {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "tp": 8, "sequence_parallel": True}
     old = {"model": "megatron-22b", "seq": 2048, "microbatch": 4, "tp": 8, "sequence_parallel": True, "dp": 1}

@@ -20,8 +20,6 @@ from manyranks.timeline import Timeline
 from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
 
-__all__ = ["explorer", "order", "replicas", "steps"]
-
 
 @style.styled
 def replicas() -> style.Figure:
@@ -49,40 +47,40 @@ def replicas() -> style.Figure:
     return fig
 
 
-def order(measured, rank: int = 0) -> str:
-    """Returns what a rank did, a letter each: C computes, A starts a collective, W waits for one.
+def order(measured) -> str:
+    """Returns what rank 0 did, a letter each: C computes, A starts a collective, W waits for one.
 
     measured: what world.measure(…, flops=True) returned
     """
     letters = {"Compute": "C", "Collective": "A", "Wait": "W"}
-    return "".join(letters[type(item).__name__] for item in measured.program.ranks[rank])
+    return "".join(letters[type(item).__name__] for item in measured.program.ranks[0])
 
 
 @style.styled
-def steps(timelines: Mapping[str, Timeline], rank: int = 0, until: float | None = None) -> style.Figure:
-    """Draws what one rank does in each timeline, under each other on one scale: compute, and below it communication.
+def steps(timelines: Mapping[str, Timeline]) -> style.Figure:
+    """Draws what rank 0 does in each timeline, under each other on one scale: compute, and below it communication.
 
     A communication bar bears its name, numbered where several have the same, and its size where that was recorded, as far as
-    there is room. Lines, and their sum at the right: communication that no compute hides. until: seconds that the axis
-    reaches to at least. Raises ValueError for no timeline, and for one without the rank.
+    there is room. Lines, and their sum at the right: communication that no compute hides. Raises ValueError for no timeline,
+    and for one without rank 0.
     """
-    if not timelines or any(rank not in each.ranks for each in timelines.values()):
+    if not timelines or any(0 not in each.ranks for each in timelines.values()):
         ranks = {name: each.ranks for name, each in timelines.items()}
-        raise ValueError(f"rank={rank} and timelines of ranks {ranks}: give a Timeline or more, and a rank that all have")
-    rows = [each.of(rank) for each in timelines.values()]
+        raise ValueError(f"timelines of ranks {ranks}: give a Timeline or more, all with rank 0")
+    rows = [each.of(0) for each in timelines.values()]
     stacked = Timeline(tuple(span._replace(rank=row) for row, spans in enumerate(rows) for span in spans))
     boxes = gantt.boxes(stacked)
     boxes.name = _names(stacked.spans)
-    until = max(until or 0.0, 1.3 * max(span.finished for span in stacked.spans))  # room for the sums
+    until = 1.3 * max(span.finished for span in stacked.spans)  # room for the sums
     chart = gantt.chart("", list(timelines), boxes, until, 0.85)
-    chart.names.artist.set_path_effects([withStroke(linewidth=3, foreground="white")])  # over hatches
+    chart.names.set_path_effects([withStroke(linewidth=3, foreground="white")])  # over hatches
     second, _, high, _ = chart.pixels
     for row, each in enumerate(timelines.values()):
-        exposed = each.exposed_communication(rank)
+        exposed = each.exposed_communication(0)
         text = f"|—| {units.duration(exposed)} exposed" if exposed > 1e-12 else "nothing exposed"
         chart.axes.text(chart.wide, (row + 0.5) * high, text, ha="right", va="center", fontsize=9)
-        busy = [span[3:] for span in each.of(rank, COMPUTE)]
-        for span in each.of(rank, COMMUNICATION):
+        busy = [span[3:] for span in each.of(0, COMPUTE)]
+        for span in each.of(0, COMMUNICATION):
             for part in outside(busy, span.started, span.finished):
                 y = (row + 0.3) * high
                 chart.axes.plot(np.array(part) * second, [y, y], "-|", color=style.INK, linewidth=1.2)

@@ -14,8 +14,6 @@ from matplotlib.text import Text
 
 from manyranks.show import lines, style, units
 
-__all__ = ["KINDS", "Block", "curves", "memory_over_time", "pieces", "when", "who_holds"]
-
 # Communication has the color of what it moves: a gather is "gathered", a reduce-scatter "gradients".
 KINDS = {
     "parameters": style.BLUE,

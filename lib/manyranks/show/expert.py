@@ -17,15 +17,13 @@ from manyranks.show.drawings import Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, value_slider
 from manyranks.show.labels import word
 from manyranks.show.lines import columns, write
-from manyranks.show.looks import LOOKS, STEP, box
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, Cost, Scenario, controls
 from manyranks.show.setting import MUCH, tried
+from manyranks.show.style import LOOKS, STEP, box
 from manyranks.show.units import percent
 from manyranks.theory import ModelShape, Plan, clusters, flops, models
 from manyranks.theory import expert as theory
 from manyranks.theory.names import Named
-
-__all__ = ["balancing", "copies", "explorer", "hops", "parameters", "routing", "travels", "waiting"]
 
 Rows = Sequence[Sequence[int]]
 _CROSSES, _INSIDE = (style.ORANGE, 2.5, "crosses"), (style.INK, 1.0, "inside")  # looks of arrows, and their names
@@ -368,7 +366,6 @@ class Degrees(namedtuple("Degrees", "model cluster pp ep tp etp limit imbalance 
         return self.scenario.code(prints, "expert", lines)
 
     def limits(self) -> str:
-        """Says what limits. Raises ValueError for a setting that the model doesn't allow."""
         parts = self.parts()
         if not self.fits:
             return self.memory("no single control helps: raise two degrees")
@@ -400,19 +397,17 @@ class Experts(Board):
         bars, texts = _rows(lambda way: _way(now, *way), WAYS.values())
         self._traffic.update(bars, texts, [*WAYS.values()].index((2, now.limit)))
 
-    def at(self, now: Degrees, degree: int) -> Cost | None:
+    def at(self, now: Degrees, control: str, degree: int) -> Cost | None:
         """Returns the cost of so many ranks; those that share a node's experts reach all of these."""
-        return super().at(now, degree) or super().at(now._replace(limit=0), degree)
+        return super().at(now, control, degree) or super().at(now._replace(limit=0), control, degree)
 
-    def degree(self, now: Degrees) -> int:
-        """Returns the ranks that there are."""
+    def degree(self, now: Degrees, control: str) -> int:
         return now.ranks
 
-    def idle(self, **values) -> list[str]:
+    def idle(self, **values) -> dict[str, bool]:
         """The limit of nodes where all expert ranks are in one, and the load where there's only one rank."""
         now = Degrees(**values)
-        does_nothing = {"limit": tried(lambda: now.nodes) == 1, "imbalance": now.ep == now.imbalance == 1}
-        return [name for name, idle in does_nothing.items() if idle]
+        return {"limit": tried(lambda: now.nodes) == 1, "imbalance": now.ep == now.imbalance == 1}
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

@@ -1,19 +1,7 @@
 """An explorer: controls, a figure that follows them, numbers as tiles, and a sentence that says what limits now.
 
-An explorer is driven by a plot: an object with `figure`, `moving` (the artists that follow the controls) and
-`update(**values)`, which moves them and returns a Said, or one line of text. It may also have
-
-* `idle(**values)`: the names of controls that do nothing right now; they're switched off.
-* `parts()`: a Part for each thing that shows its number under the mouse.
-* `pictured(small)`: a PNG of the points that "Measure it" has found.
-* `code(**values)`: Python that prints what is shown; without it, the scenario's.
-* `over`, `curves`, `apart` and `along(control, degrees, **values)`: the control that curves go over, which curves, those
-  that go over another control, and their numbers; they're drawn beside the picture.
-
-A setting.Board has all of them.
-
-The rest of the figure, such as axes and legends, is drawn again only when an update has changed it: that is several
-times slower. For a setting it can't show, a plot raises ValueError, and the text becomes the sentence.
+It is driven by setting.Panels, a chapter's by a setting.Board. The rest of the figure, such as axes and legends, is drawn again
+only when an update has changed it: that is several times slower.
 """
 
 import asyncio
@@ -24,7 +12,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import ipywidgets as widgets
@@ -33,35 +21,21 @@ import traitlets
 from IPython.display import display
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from manyranks.measure.compared import Small
 from manyranks.show import page, scenario, style
 from manyranks.show.over import Curves
-from manyranks.show.said import Part, Said
 from manyranks.show.scenario import choice, log_slider, slider, value_slider
-from manyranks.show.setting import Board, Panels, Setting
+from manyranks.show.setting import Board, Panels, Part, Said, Setting
 
-__all__ = ["Board", "Explorer", "Panels", "Part", "Plot", "Said", "Setting", "choice", "log_slider", "slider", "value_slider"]
+__all__ = ["Board", "Explorer", "Panels", "Part", "Said", "Setting", "choice", "log_slider", "slider", "value_slider"]
 
 _REST = 1.0  # seconds without a change before a setting counts as the one to compare with
 _PAUSE = 0.02  # seconds without a further change before a redraw: a dragged slider does not queue up pictures
 _MARGIN = 0.12  # inches, for labels that grow when a control is moved
 _LATER = "Run this cell to get the controls."
 _TIGHT = widgets.Layout(margin="1px 2px")
-
-
-class Plot(Protocol):
-    """The plot that an explorer drives."""
-
-    @property
-    def figure(self) -> Figure: ...
-
-    @property
-    def moving(self) -> Sequence[Artist]: ...
-
-    def update(self, **values) -> Said | str: ...
 
 
 class Measure(Protocol):
@@ -83,14 +57,14 @@ class Explorer:
 
     def __init__(
         self,
-        plot: Plot,
+        plot: Panels,
         presets: Mapping[str, Mapping[str, object]] | None = None,
         measure: Measure | None = None,
         **controls: widgets.ValueWidget,
     ):
         self.figure, self.status, self.curves = plot.figure, "", None
-        if name := getattr(plot, "over", ""):
-            over = {curve: plot.apart.get(curve, name) for curve in plot.curves}
+        if plot.over:
+            over = {curve: plot.apart.get(curve, plot.over) for curve in plot.curves}
             named = {each: (controls[each].description, scenario.values(controls[each])) for each in over.values()}
             with style.context():
                 self.curves = Curves(self.figure, over, named)
@@ -104,7 +78,8 @@ class Explorer:
         self._waiting: asyncio.TimerHandle | None = None
         self._background = None  # what does not move, drawn
         self._shown: np.ndarray | None = None  # the last picture that belonged to its setting
-        self._said, self._before, self._moved = None, None, 0.0
+        self.said: Said | None = None  # the words on the last setting that was possible
+        self._before, self._moved = None, 0.0
         self._drawing = threading.RLock()  # a kernel may handle one control's change beside another's, in two threads
         for artist in self._moving:
             artist.set_animated(True)  # leaves it out of the drawing that the redraws start from
@@ -112,7 +87,7 @@ class Explorer:
             layout.set(w_pad=_MARGIN)
         self._redraw()
         self.figure.set_layout_engine("none")  # axes stay where they are; to place them takes as long as to draw them
-        self._said = None
+        self.said = None
         self._redraw()  # now that a plot can see how large they are
         for control in controls.values():
             control.observe(self._soon, "value")
@@ -121,7 +96,6 @@ class Explorer:
 
     @property
     def values(self) -> dict:
-        """The controls' present values by name."""
         return {name: control.value for name, control in self.controls.items()}
 
     @property
@@ -129,13 +103,7 @@ class Explorer:
         return [*self.plot.moving, *(self.curves.moving if self.curves else [])]
 
     @property
-    def said(self) -> Said | str | None:
-        """The words on the last setting that was possible."""
-        return self._said
-
-    @property
     def png(self) -> bytes:
-        """The picture that is shown now."""
         return self._image.value
 
     def preset(self, name: str) -> "Explorer":
@@ -197,7 +165,7 @@ class Explorer:
             except ValueError:
                 del carried[name]
         if carried:
-            self._said = None  # nothing was before
+            self.said = None  # nothing was before
             self._redraw()
             if self.status.startswith("Not possible"):
                 self.set(**self._first)
@@ -222,44 +190,39 @@ class Explorer:
     def _redraw(self, dragged: bool = False) -> None:
         """Redraws. dragged: the last setting was mid-drag, so compare with the one before it."""
         with self._drawing:
-            self._redraw_alone(dragged)
-
-    def _redraw_alone(self, dragged: bool) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-        self._waiting, self._moved, self.carried.value = None, time.monotonic(), ""
-        idle = self.plot.idle(**self.values) if hasattr(self.plot, "idle") else ()
-        for name, control in self.controls.items():
-            control.disabled = name in idle
-        try:
-            answer = self.plot.update(**self.values)
-            if self.curves is not None:
-                self.curves.update(lambda name, degrees: self.plot.along(name, degrees, **self.values))
-            self._shown = self._drawn()
-        except Exception as error:
-            refused, kind = isinstance(error, ValueError), type(error).__name__
-            self.status = f"Not possible: {scenario.in_words(str(error))}" if refused else f"Error: {kind}: {error}"
-            self._show(_dimmed(self._drawn() if self._shown is None else self._shown), page.with_limit(self.status))
-            self.parts.value = self._copy.value = ""
-            if isinstance(self._said, Said):
-                self.tiles.value = page.TILES + page.faded(page.tiles(self._said))
-            if not refused:
-                raise
-        else:
-            self.status = str(answer)
-            self._show(self._shown, page.with_limit(answer.sentence if isinstance(answer, Said) else answer))
-            self._show_parts()
-            if isinstance(answer, Said):
-                self._before = self._before if dragged else self._said
-                self._said = answer
+            if self._waiting is not None:
+                self._waiting.cancel()
+            self._waiting, self._moved, self.carried.value = None, time.monotonic(), ""
+            idle = self.plot.idle(**self.values)
+            for name, control in self.controls.items():
+                control.disabled = idle.get(name, False)
+            try:
+                answer = self.plot.update(**self.values)
+                if self.curves is not None:
+                    self.curves.update(lambda name, degrees: self.plot.along(name, degrees, **self.values))
+                self._shown = self._drawn()
+            except Exception as error:
+                refused, kind = isinstance(error, ValueError), type(error).__name__
+                self.status = f"Not possible: {scenario.in_words(str(error))}" if refused else f"Error: {kind}: {error}"
+                whole = self._drawn() if self._shown is None else self._shown
+                self._show(whole // np.array([1, 1, 1, 4], np.uint8), page.with_limit(self.status))  # dimmed
+                self.parts.value = self._copy.value = ""
+                if self.said is not None:
+                    self.tiles.value = f'{page.TILES}<div style="opacity:.3">{page.tiles(self.said)}</div>'
+                if not refused:
+                    raise
+            else:
+                self.status = str(answer)
+                self._show(self._shown, page.with_limit(answer.sentence))
+                self._show_parts()
+                self._before = self._before if dragged else self.said
+                self.said = answer
                 self.tiles.value = page.TILES + page.tiles(answer, self._before)
-            self._copy.value = page.copies(self.code())
+                self._copy.value = page.copies(self.code())
 
     def code(self) -> str:
         """Python that computes what is shown; empty where a plot has none."""
-        if getattr(self.plot, "code", None):
-            return self.plot.code(**self.values)
-        return self._said.scenario.code() if isinstance(self._said, Said) and self._said.scenario else ""
+        return self.plot.code(**self.values)
 
     def _drawn(self) -> np.ndarray:
         """The picture of the plot as it is now: height, width, and red, green, blue and alpha."""
@@ -277,9 +240,8 @@ class Explorer:
         self._image.value = _png(picture)
 
     def _show_parts(self) -> None:
-        """Lays boxes over the picture."""
         boxes, whole = [], (self.figure.bbox.width, self.figure.bbox.height)
-        parts = [*(self.plot.parts() if hasattr(self.plot, "parts") else ()), *(self.curves.parts() if self.curves else ())]
+        parts = [*self.plot.parts(), *(self.curves.parts() if self.curves else ())]
         for axes, own in itertools.groupby(parts, lambda part: part[0]):  # to place many takes as long as to place one
             _, left, right, bottom, top, says = zip(*own, strict=True)
             corners = [axes.transData.transform(np.column_stack(each)) / whole for each in ((left, bottom), (right, top))]
@@ -288,7 +250,7 @@ class Explorer:
 
     def _show_small(self, small: Small) -> None:
         png = self.plot.pictured(small) if small.points else b""
-        self.tiles.value = page.TILES + page.measured(small, self._said or Said(), png)
+        self.tiles.value = page.TILES + page.measured(small, self.said or Said(), png)
 
     def _ipython_display_(self) -> None:
         keys = widgets.HTML(page.KEYS + page.PICTURE, layout=widgets.Layout(display="none"))
@@ -381,10 +343,6 @@ class _Picture(widgets.Image):
     """A picture whose tooltip, which is its text for those who cannot see it, can be set: a page wants a description too."""
 
     description = traitlets.Unicode().tag(sync=True)
-
-
-def _dimmed(picture: np.ndarray) -> np.ndarray:
-    return picture // np.array([1, 1, 1, 4], np.uint8)
 
 
 def _png(picture: np.ndarray) -> bytes:

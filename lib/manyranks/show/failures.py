@@ -20,8 +20,6 @@ from manyranks.theory import failures
 from manyranks.theory.published import failures as published
 from manyranks.timeline import History
 
-__all__ = ["explorer", "heat", "history", "interruptions", "intervals", "lost", "saves", "standstill"]
-
 # Kind of a period -> its name, color and hatch.
 KINDS = {
     "work": ("training kept", style.BLUE, ""),
@@ -99,12 +97,9 @@ def intervals(stall: float, restart: float, mtbf: float, simulated: Iterable[tup
 
 
 @style.styled
-def lost(every: int = 4, fails: int = 10) -> style.Figure:
-    """Draws what a failure costs: steps in a row, the last checkpoint, the failure, the restart, and the steps once again.
-
-    every: steps from save to save
-    fails: steps that had been done when it failed
-    """
+def lost() -> style.Figure:
+    """Draws what a failure costs: steps in a row, the last checkpoint, the failure, the restart, and the steps once again."""
+    every, fails = 4, 10  # steps: from save to save; that had been done when it failed
     kept = fails // every * every
     saves, again = kept // every, fails - kept
     restart, after = 2, 3  # steps: how long it takes, and those that follow the repeated ones
@@ -126,9 +121,8 @@ def lost(every: int = 4, fails: int = 10) -> style.Figure:
         x += wide
     fig.arrow([(failed, 0.42), (failed, top - 0.03)], style.ORANGE, 2.5, name="failure")
     fig.write(failed, 0.26, "a failure", size=LARGE, color=style.ORANGE, weight="bold")
-    if saves:
-        fig.arrow([(saved, 0.62), (saved, top - 0.03)], style.GREEN, name="checkpoint")
-        fig.write(saved + 0.1, 0.46, "the last checkpoint", (2, 1), ha="right")
+    fig.arrow([(saved, 0.62), (saved, top - 0.03)], style.GREEN, name="checkpoint")
+    fig.write(saved + 0.1, 0.46, "the last checkpoint", (2, 1), ha="right")
     fig.write(failed - again * wide / 2, top + high + 0.2, f"{again} steps lost", (2, 1))
     fig.write(failed + (restart + again / 2) * wide, top + high + 0.2, "redone", (2, 1))
     fig.write(WIDTH - 0.05, top + high + 0.42, "time →", ha="right")
@@ -300,7 +294,6 @@ class Saving(namedtuple("Saving", "gpus hours stall write restart interval mfu r
         return numbers | {"spare nodes": self.spares}
 
     def limits(self) -> str:
-        """Says what costs most, and what would help."""
         (interval, young, _), (here, there, _) = self.intervals, self.shares
         most = max((kind for kind in here if kind != "work"), key=here.get)
         said = f"{KINDS[most][0]}, {percent(here[most])} of the time"
@@ -354,12 +347,10 @@ class Intervals(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 12. It opens on Llama 3's GPUs and rate of failures.
+    """Opens on Llama 3's GPUs and rate of failures. measure: of manyranks.small, what "Measure it" runs.
 
     MegaScale's stall of seconds and its 10 minutes to find a failure are published. The other stalls, writes and restarts are
     guesses: the papers don't print them.
-
-    measure: what "Measure it" runs
     """
     presets = {
         "a blocking save of 5 min": {"stall": 300},

@@ -88,7 +88,7 @@ class Clock:
         x = np.round(times * second / end * self.wide)
         self._ticks.set_path(lines(np.column_stack([x, 0 * x, x, 0 * x + self.tall])))
         if self.axes.get_subplotspec().is_last_row():
-            self._numbers.update([(each, self.tall + 10) for each in x], [f"{time:.6g}" for time in times])
+            self._numbers.write([(each, self.tall + 10) for each in x], [f"{time:.6g}" for time in times])
 
 
 class Gantt(Clock):
@@ -123,8 +123,8 @@ class Gantt(Clock):
             drawn.set_snap(None if least == 1 else False)  # to whole pixels would swallow what is narrower than one
         self._write(boxes.name, corners, room - 1)
         shown = range(0, len(rows), int(-(-14 // self.pixels[2])))  # 14 pixels for each name
-        self._ranks.update([(-8, (row + 0.5) * self.pixels[2]) for row in shown], [rows[row] for row in shown])
-        self._title.update([(0, -12)], [title] if title else [])
+        self._ranks.write([(-8, (row + 0.5) * self.pixels[2]) for row in shown], [rows[row] for row in shown])
+        self._title.write([(0, -12)], [title] if title else [])
         return corners
 
     def _write(self, names: np.ndarray, corners: np.ndarray, room: np.ndarray) -> None:
@@ -135,7 +135,7 @@ class Gantt(Clock):
             for texts, middle, pixels in zip(names[high], middles[high].tolist(), room[high], strict=True):
                 fits = [text for text in texts.split("|") if width(text, _SIZE) * _POINT <= pixels]
                 written |= {tuple(middle): text for text in fits[:1]}
-        self.names.update(list(written), list(written.values()))
+        self.names.write(list(written), list(written.values()))
 
 
 def chart(title: str, rows: Sequence[str], boxes: np.recarray, until: float, inches: float = 0.5) -> Gantt:

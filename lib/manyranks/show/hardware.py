@@ -8,9 +8,8 @@ from matplotlib.patches import Rectangle
 
 from manyranks.show import drawings, style, units
 from manyranks.show.drawings import LARGE, WIDTH, Figure
-from manyranks.show.explorer import Explorer, Measure, choice, log_slider
+from manyranks.show.explorer import Explorer, Measure, Panels, Said, choice, log_slider
 from manyranks.show.lines import powers, ticks
-from manyranks.show.said import Said
 from manyranks.show.scenario import in_code
 from manyranks.theory import hardware
 from manyranks.theory.hardware import Link
@@ -103,7 +102,7 @@ def turns(runs: Mapping[str, Timeline]) -> style.Figure:
     return drawings.when(lanes, dict.fromkeys(runs, ()))
 
 
-class MessageTime:
+class MessageTime(Panels):
     """Draws time and bandwidth over size: of one message, and of a ring of n ranks that cut it into n pieces."""
 
     @style.styled
@@ -122,7 +121,7 @@ class MessageTime:
         left.legend(self._times, ["one message", "α alone", "n/β alone", "a ring, N pieces"], loc="upper left")
         right.set(ylim=(-4, 104))
         right.legend([self._half, self._points[1]], ["half of β", "this size"], loc="upper left")
-        self.moving = [*self._times, *self._shares, *self._points, self._half]
+        self.others = [*self._times, *self._shares, *self._points, self._half]
 
     def update(self, link: str, size: float, n: int) -> Said:
         """Shows `size` bytes on this link: in one message, and handed round a ring of n ranks."""
@@ -131,23 +130,22 @@ class MessageTime:
         alone, half = (lambda _: chosen.latency), chosen.half_bandwidth_bytes
         for curve, seconds in zip(self._times, (one, alone, lambda size: size / chosen.bandwidth, ring), strict=True):
             curve.set_ydata([seconds(each) for each in _SIZES])
-        shares = (
-            (lambda size: 100 * size / half / (1 + size / half)),
-            (lambda size: 100 * size / n / half / (1 + size / n / half)),
-        )
-        for curve, share in zip(self._shares, shares, strict=True):
-            curve.set_ydata([share(each) for each in _SIZES])
-        for point, value in zip(self._points, (one(size), shares[0](size), ring(size), shares[1](size)), strict=True):
+
+        def share(size: float) -> float:
+            return 100 * size / half / (1 + size / half)
+
+        for curve, pieces in zip(self._shares, (1, n), strict=True):
+            curve.set_ydata([share(each / pieces) for each in _SIZES])
+        for point, value in zip(self._points, (one(size), share(size), ring(size), share(size / n)), strict=True):
             point.set_data([size], [value])
         self._half.set_xdata([half, n * half])
-        numbers = {"one message": f"{units.duration(one(size))}, {shares[0](size):.0f}% of β"}
-        numbers |= {f"{n:,} ranks in a ring": f"{units.duration(ring(size))}, {shares[1](size):.0f}% of β"}
+        numbers = {"one message": f"{units.duration(one(size))}, {share(size):.0f}% of β"}
+        numbers |= {f"{n:,} ranks in a ring": f"{units.duration(ring(size))}, {share(size / n):.0f}% of β"}
         numbers |= {"half of β": f"at {units.size(half)}", "in the ring": f"at {units.size(n * half)}"}
         limit = "latency" if size / n < half else "bandwidth"
         return Said(f"{units.size(size)} over {link}, in {n:,} pieces of {units.size(size / n)}", numbers, limit)
 
     def code(self, link: str, size: float, n: int) -> str:
-        """Returns Python that prints what is shown."""
         text = f'from manyranks.theory import links\n\nlink, n = links["{link}"], {size}\n'
         prints = {"one message": "duration(link.seconds(n))", "half of β": "'at', size(link.half_bandwidth_bytes)"}
         prints |= {f"{n:,} ranks in a ring": f"duration({n - 1} * link.seconds(n / {n}))"}

@@ -15,7 +15,6 @@ from manyranks.theory import blocks, hardware, kernels, roofline
 from manyranks.theory.blocks import LINE, SECTOR, WARP
 from manyranks.theory.hardware import Accelerator
 
-_READ, _OTHER, _DONE, _SKIPPED = style.BLUE, "none", "#4B9CD3", "#b0b0b0"
 _STRIP = 128  # sectors that a strip of memory shows at most
 _HIGH = 1.75  # inches of one warp
 _SIDE = 8192  # rows and columns of the explorer's product
@@ -85,10 +84,11 @@ def _warp(fig: Figure, top: float, title: str, addresses: Sequence[int | None], 
         fig.block(x, top + 0.32, 0.8 * lane_wide, 0.2, "parameters", name=f"lane {lane}", hollow=address is None)
         if address is not None and (at := (address - start) / SECTOR) < strip:
             ends = (x + 0.4 * lane_wide, 0.1 + at * wide), (top + 0.53, top + 1.05)
-            fig.paper.plot(*ends, color=_READ, linewidth=0.7, linestyle="-")
+            fig.paper.plot(*ends, color=style.BLUE, linewidth=0.7, linestyle="-")
     for sector in range(strip):
-        kind = {"kind": "gradients"} if sector + start // SECTOR in touched else {"kind": "compute", "hollow": True}
-        fig.block(0.1 + sector * wide, top + 1.05, wide, 0.24, **kind, name=f"sector {sector}")
+        hit = sector + start // SECTOR in touched
+        kind = "gradients" if hit else "compute"
+        fig.block(0.1 + sector * wide, top + 1.05, wide, 0.24, kind, "", f"sector {sector}", hollow=not hit)
 
 
 @style.styled
@@ -138,16 +138,12 @@ def walk(rows: int, columns: int, queries: int, keys: int, causal: bool = True) 
     for i in range(down):
         for j in range(across):
             seen = not causal or j * keys < min(rows, (i + 1) * queries)
-            x, y = left + j * side, top + i * side
-            if i == tile and seen:
-                fig.block(x, y, side, side, "gradients", f"{j + 1}", name=f"step {j}")
-            elif seen:
-                fig.block(x, y, side, side, "compute", name=f"tile {i} {j}")
-            else:
-                fig.block(x, y, side, side, "compute", name=f"skipped {i} {j}", hollow=True)
+            other = "compute", "", f"{'tile' if seen else 'skipped'} {i} {j}"
+            look = ("gradients", f"{j + 1}", f"step {j}") if i == tile and seen else other
+            fig.block(left + j * side, top + i * side, side, side, *look, hollow=not seen)
     for j in range(across):
-        kind = {"kind": "gathered"} if not causal or j * keys < (tile + 1) * queries else {"kind": "compute", "hollow": True}
-        fig.block(left + j * side, top - 0.35, side, 0.25, **kind, name=f"keys {j}")
+        read = not causal or j * keys < (tile + 1) * queries
+        fig.block(left + j * side, top - 0.35, side, 0.25, "gathered" if read else "compute", "", f"keys {j}", hollow=not read)
     for i in range(down):
         fig.block(left - 0.35, top + i * side, 0.25, side, "parameters" if i == tile else "compute", hollow=i != tile)
     fig.write(left + across * side / 2, top - 0.52, f"K and V, {keys} rows at a time", (4, 1))
@@ -196,12 +192,9 @@ def waves(accelerator: Accelerator, sides: Iterable[int], tile: int = 128) -> st
     axes.plot(sides, list(map(at_work, sides)), color=style.BLUE)
     axes.set(xlabel="rows and columns of the result", ylabel="processors at work (%)", ylim=(0, 105))
     axes.set_title(f"{accelerator.name}: {processors} processors, tiles of {tile} × {tile}")
-    n = math.isqrt(processors)
-    full, arrow = n * tile, {"arrowstyle": "->", "color": style.INK}
-    at = full + 16, at_work(full + 16)
-    axes.annotate(
-        f"from {n * n} tiles to {(n + 1) ** 2}:\na second wave begins", at, (full + 150, 15), arrowprops=arrow, fontsize=10
-    )
+    n, arrow = math.isqrt(processors), {"arrowstyle": "->", "color": style.INK}
+    at, said = n * tile + 16, f"from {n * n} tiles to {(n + 1) ** 2}:\na second wave begins"
+    axes.annotate(said, (at, at_work(at)), (at + 134, 15), arrowprops=arrow, fontsize=10)
     return fig
 
 
@@ -273,7 +266,6 @@ class Product(namedtuple("Product", "chip stride itemsize tile step warps stages
         return numbers | {"tiles": f"{tiles:,} in {blocks.waves(tiles, chip.processors, fits.blocks):.1f} waves"}
 
     def limits(self) -> str:
-        """Says what limits. Raises ValueError for what doesn't fit on a processor, or has no peak."""
         bound, wastes, _ = self.roof.bound(self.intensity), self.sectors * SECTOR > WARP * self.itemsize, self.occupancy
         if bound == "memory" and wastes:
             return "memory, and the stride wastes most of what moves: let neighboring lanes read neighboring elements"

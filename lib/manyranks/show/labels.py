@@ -43,14 +43,7 @@ def width(text: str, size: float) -> float:
     return sum(_letter(character)[1] for character in text) * size / 10
 
 
-class Words(PathCollection):
-    """The artist of Labels. texts: what it says; size, left and weight: how."""
-
-    texts: Sequence[str] = ()
-    size, left, weight = 9.0, 0.5, "normal"
-
-
-class Labels:
+class Labels(PathCollection):
     """Texts at places of these axes. size: points; left: the share of a text that is to the left of its place.
 
     outline: of a text of this size and left, around (0, 0); `word` for texts that are seldom the same. name: the artist's gid.
@@ -68,20 +61,20 @@ class Labels:
         name: str = "",
         color: str = style.INK,
     ):
-        self._size, self._left, self._outline, self._color = size, left, outline, color
+        super().__init__([], offsets=[], offset_transform=within or axes.transData, linewidths=0, zorder=zorder, gid=name)
+        self.texts, self.size, self.left, self.weight = [], size, left, "normal"
+        self._outline, self._color = outline, color
         if outline is word:
             word(_LETTERS, 10, 0)  # a letter takes milliseconds, the first time: not while a control is moved
-        self.artist = Words([], offsets=[], offset_transform=within or axes.transData, linewidths=0, zorder=zorder, gid=name)
-        self.artist.set(transform=Affine2D().scale(_POINT) + axes.figure.dpi_scale_trans, clip_on=False)
-        self.artist.size, self.artist.left = size, left
-        axes.add_collection(self.artist, autolim=False)
+        self.set(transform=Affine2D().scale(_POINT) + axes.figure.dpi_scale_trans, clip_on=False)
+        axes.add_collection(self, autolim=False)
 
-    def update(self, places: Sequence[tuple[float, float]], texts: Sequence[object], colors: Sequence[str] = ()) -> None:
+    def write(self, places: Sequence[tuple[float, float]], texts: Sequence[object], colors: Sequence[str] = ()) -> None:
         """Shows each text at its place, in its color, where some are given."""
-        self.artist.texts = [str(text) for text in texts]
-        self.artist.set_paths([self._outline(text, self._size, self._left) for text in self.artist.texts])
-        self.artist.set_offsets(np.reshape(places, (-1, 2)))
-        self.artist.set_facecolors(list(colors) or self._color)
+        self.texts = [str(text) for text in texts]
+        self.set_paths([self._outline(text, self.size, self.left) for text in self.texts])
+        self.set_offsets(np.reshape(places, (-1, 2)))
+        self.set_facecolors(list(colors) or self._color)
 
 
 def heading(axes: Axes, size: float = 11) -> Labels:
@@ -90,7 +83,7 @@ def heading(axes: Axes, size: float = 11) -> Labels:
     word(_LETTERS, 10, 0, "bold")
     within = axes.transAxes + ScaledTranslation(0, (size - 1) * _POINT, axes.figure.dpi_scale_trans)
     labels = Labels(axes, size, 0, within=within, outline=functools.partial(word, weight="bold"), name="title")
-    labels.artist.weight = "bold"
+    labels.weight = "bold"
     return labels
 
 

@@ -12,8 +12,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from manyranks.show import style, units
 from manyranks.show.labels import Labels, heading, word
 from manyranks.show.lines import ring
-from manyranks.show.said import Part
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, Cost
+from manyranks.show.setting import Part
 
 WIDE = 2.75  # inches that a figure gets wider
 _LEFT, _RIGHT, _ABOVE, _BELOW = 0.68, 0.12, 0.3, 0.42  # of a curve's axes; below the last one
@@ -94,7 +94,7 @@ class Curve:
         axes.set_xticks(shown, [degrees[k] for k in shown] if last else [""] * len(shown), fontsize=_SIZE)
         axes.tick_params(length=2)
         axes.set_xlabel(label if last else "", fontsize=9, labelpad=2)
-        self.moving = [self._room, self._line, self._level, self._ring, self._numbers.artist, self._title.artist]
+        self.moving = [self._room, self._line, self._level, self._ring, self._numbers, self._title]
 
     def update(self, costs: Sequence[Cost | None], now: Cost | None, at: int | None, least: float = 0.0) -> None:
         """Shows costs, and rings the one now. at: its degree's place; least: of the number that the axis shows at least."""
@@ -111,8 +111,8 @@ class Curve:
         self._ring.set(data=([at if on else nan], [here / top]))
         self._level.set(ydata=[here / top] * 2, visible=not on and here == here)
         self._room.set(ydata=[min(room, 9 * top) / top] * 2, visible=shown)
-        self._numbers.update([(-0.03, share / 1.1) for share in (0, 0.5, 1)], ["0", self._unit(top / 2), self._unit(top)])
-        self._title.update([(0, 1)], [f"{self._name.split()[0]} (dashed: {units.size(room)})" if shown else self._name])
+        self._numbers.write([(-0.03, share / 1.1) for share in (0, 0.5, 1)], ["0", self._unit(top / 2), self._unit(top)])
+        self._title.write([(0, 1)], [f"{self._name.split()[0]} (dashed: {units.size(room)})" if shown else self._name])
 
     def parts(self) -> Iterator[Part]:
         for k, value in enumerate(self._values):

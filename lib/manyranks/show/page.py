@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from manyranks.measure.compared import Small
 from manyranks.show import scenario, units
-from manyranks.show.said import Said
 from manyranks.show.scenario import Cost
+from manyranks.show.setting import Said
 from manyranks.theory.published import confidence
 
 # JupyterLab and Notebook 7 take arrows, letters and Enter for themselves, unless the element that has the focus has this
@@ -155,11 +155,6 @@ def measured(small: Small, said: Said, png: bytes = b"") -> str:
     return f"<div>{small_print(f'Measured: {small.where}')}</div>{_row(found)}{picture}{tiles(said)}"
 
 
-def faded(tiles: str) -> str:
-    """HTML of tiles that no longer belong to the controls."""
-    return f'<div style="opacity:.3">{tiles}</div>'
-
-
 def _tile(name: str, text: str, old: str | None = None, bars: Iterable[float] = (), more: str = "") -> str:
     """HTML of a tile. old: the text before; bars: shares of the tile's width; more: what is beside the number."""
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
@@ -191,5 +186,4 @@ def copies(code: str) -> str:
 
 
 def small_print(text: str) -> str:
-    """HTML of a text in small letters."""
     return f"<small>{html.escape(text)}</small>" if text else ""

@@ -13,22 +13,19 @@ from matplotlib.patches import Patch
 
 from manyranks.parallel.pipeline import program, schedules, verify
 from manyranks.parallel.pipeline.schedules import FORWARD, KINDS, Pair, Schedule, singles
-from manyranks.show import gantt, lines, style, units
+from manyranks.show import gantt, style, units
 from manyranks.show.bars import joined
 from manyranks.show.drawings import KINDS as KINDS_OF_DATA
 from manyranks.show.drawings import WIDTH, Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Panels, Setting, choice, slider, value_slider
 from manyranks.show.labels import width
-from manyranks.show.said import Part, Said
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, Scenario, controls
-from manyranks.show.setting import MUCH
+from manyranks.show.setting import MUCH, Part, Said
 from manyranks.theory import Plan, clusters
 from manyranks.theory import pipeline as theory
 from manyranks.theory.plan import SCHEDULES
 from manyranks.timeline import Timeline, replay
 from manyranks.timeline.spans import COMPUTE
-
-__all__ = ["compare", "explorer", "in_flight", "stages"]
 
 LIGHTER = (0.0, 0.45, 0.65, 0.8)  # share of white for a rank's first, second, … stage; the last look is all further ones'
 LOOKS = {
@@ -102,31 +99,6 @@ def compare(
         titled.append((f"{name}: bubble {ideal}% of ideal time, {whole}% of total; {makespan}", each))
     charts.show(titled, second)
     return charts.figure
-
-
-@style.styled
-def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
-    """Draws bars: the most activations that each rank holds, in micro-batches on all its stages; lines: theory's closed forms.
-
-    Raises ValueError for no schedule, more than five, or schedules of different numbers of ranks.
-    """
-    ranks = {name: len(schedule.ranks) for name, schedule in schedules.items()}
-    if not 1 <= len(schedules) <= len(lines.LOOKS) or len(set(ranks.values())) > 1:
-        raise ValueError(f"schedules of {ranks} ranks: give 1 to {len(lines.LOOKS)}, of equally many ranks")
-    p = max(ranks.values())
-    held = {name: [count * p / each.stages for count in verify.peaks(each)] for name, each in schedules.items()}
-    sides, groups = [{name: heights} for name, heights in held.items()], [f"rank {rank}" for rank in range(p)]
-    fig, (axes,) = style.figure(width=9, height=3.2)
-    places = lines.columns(axes, groups, sides, "{:.3g}".format, gap=0.2)
-    for x, (name, each) in zip(places, schedules.items(), strict=True):
-        lines.write(axes, x, held[name], map("{:.3g}".format, held[name]), 1, 7.5)
-        if each.name in SCHEDULES:
-            v = each.stages // p if each.name == "interleaved" else 1
-            expected = [theory.in_flight(each.name, p, each.microbatches, v, rank) for rank in range(p)]
-            axes.hlines(expected, x - 0.4 / len(held), x + 0.4 / len(held), color=style.INK, label="closed form")
-    axes.set(ylabel="peak micro-batches held")
-    fig.legend(handles=[*axes.containers, *axes.collections[:1]], loc="outside upper left", ncols=6)
-    return fig
 
 
 class Run(namedtuple("Run", "boxes messages held peaks work bubble makespan")):
@@ -261,7 +233,7 @@ class Held(gantt.Clock):
         x, floor = np.round(np.stack([since, until]) * scale), floors[rank.astype(int)]
         self._areas.set_path(joined(np.column_stack([*x, floor - np.round(count / most * gantt.BAND * row), floor])))
         self._floors.set_path(gantt.lines(np.column_stack([0 * floors, floors, 0 * floors + self.wide, floors])))
-        self._peaks.update([(self.wide + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
+        self._peaks.write([(self.wide + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
 
 
 MODELS = [name for name, shape in SHAPES.items() if shape.layers >= 32]  # layers for 8 ranks of 4 stages each
@@ -329,12 +301,10 @@ class Schedules(namedtuple("Schedules", "first second model cluster dp tp pp m v
         return Said(where, numbers, limit, here.fits, here, note)
 
     def change(self, other: "Schedules") -> str:
-        """Writes a schedule as papers do."""
         change = super().change(other)
         return theory.WRITTEN.get(change, change)
 
     def code(self) -> str:
-        """Returns Python that prints both bubbles and, where there is one, the step."""
         both = {place: (name, self.stages(name)) for place, name in (("upper", self.first), ("lower", self.second))}
         lines = _CODE.format(both=str(both).replace("'", '"'), work=self.m * (self.F + self.I + self.W), **self._asdict())
         return lines + (self.scenario.code() if self.possible else "")
@@ -360,9 +330,8 @@ class Two(Charts, Board):
         super().__init__(2, 4, 0.281, "time (in units of F, I and W)", KINDS, True, True, wide=6.45)
         width("".join([*NAMES, *theory.FORMS.values()]) + "0123456789=≠.;", 1)  # their outlines are made now, not in a redraw
 
-    def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
-        """Names the controls that do nothing."""
-        return () if "interleaved" in (first, second) else ("v",)
+    def idle(self, first: str, second: str, **_) -> dict[str, bool]:
+        return {"v": "interleaved" not in (first, second)}
 
     def draw(self, now: Schedules) -> None:
         each = [(name, now.run(name)) for name in (now.first, now.second)]

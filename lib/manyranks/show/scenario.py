@@ -221,14 +221,14 @@ def controls(only: Mapping[str, Iterable] | None = None, **defaults) -> dict[str
 
     only: name -> the values that this explorer offers, in this order; all of SHARED's where a name is missing
     """
-    return {name: _control(name, value, (only or {}).get(name)) for name, value in defaults.items()}
-
-
-def _control(name: str, value: object, only: Iterable | None) -> widgets.ValueWidget:
-    label, options, _ = SHARED[name]
-    if isinstance(options, Mapping):
-        return choice(label, value, {_said(name, each): each for each in (only or options.values())})
-    return value_slider(label, value, list(only or options), "{:,}".format)
+    made = {}
+    for name, value in defaults.items():
+        (label, options, _), own = SHARED[name], (only or {}).get(name)
+        if isinstance(options, Mapping):
+            made[name] = choice(label, value, {_said(name, each): each for each in (own or options.values())})
+        else:
+            made[name] = value_slider(label, value, list(own or options), "{:,}".format)
+    return made
 
 
 # What is carried from one explorer to the next

@@ -5,17 +5,58 @@ and what limits. Its ways out are found here: another value of one control that 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from manyranks.show.said import Part, Said
 from manyranks.show.scenario import MEMORY, MFU, SHARED, Cost, Scenario
 
 BETTER = 0.97  # of the cost: what takes no more of it helps
 MUCH = 0.1  # of the time: what takes more of it limits
 S = TypeVar("S", bound="Setting")
+
+
+class Said(NamedTuple):
+    """The words that a plot returns.
+
+    where: the setting in a few words
+    numbers: the chapter's own, name -> text
+    limit: what limits, without a full stop, and what would help
+    fits: whether it fits in memory
+    scenario: whose cost the strip shows, if the chapter has one
+    note: what else holds of that cost
+    """
+
+    where: str = ""
+    numbers: Mapping[str, str] = {}
+    limit: str = ""
+    fits: bool = True
+    scenario: Scenario | None = None
+    note: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Says what limits, for the line above the picture."""
+        limit = f"Limit: {self.limit}." if self.limit else ""
+        return limit if self.fits else f"Does not fit. {limit}"
+
+    def __str__(self) -> str:
+        """Everything in one line, for readers who don't see the tiles."""
+        numbers = "; ".join(f"{name} {text}" for name, text in self.numbers.items())
+        return " ".join(filter(None, (": ".join(filter(None, (self.where, numbers))) + ".", self.sentence)))
+
+
+class Part(NamedTuple):
+    """A box on the scales of `axes` that shows its number when the mouse is over it or has selected it."""
+
+    axes: Axes
+    left: float
+    right: float
+    bottom: float
+    top: float
+    says: str
 
 
 class Setting:
@@ -121,37 +162,51 @@ def tried(find: Callable, *args):
         return None
 
 
-def _cost(setting: Setting) -> Cost | None:
-    return tried(lambda: setting.scenario.cost) if setting.possible else None
-
-
 class Panels:
-    """A plot made of panels, in the order they're drawn in; others: artists over them that move, too."""
+    """A plot that an explorer drives.
+
+    figure: with artists that are made once
+    panels: the parts of it that move, in the order they're drawn in; each has its artists in `moving`, and may have parts()
+    others: artists over them that move, too
+    over: the control that the curves beside it go over; without one there are none
+    """
 
     figure: Figure
     panels: Sequence = ()
     others: Sequence[Artist] = ()
+    over = ""
+
+    def update(self, **values) -> Said:
+        """Moves what moves. Raises ValueError for a setting that it can't show: its text becomes the sentence."""
+        raise NotImplementedError
+
+    def code(self, **values) -> str:
+        """Returns Python that prints what is shown; "" for none."""
+        return ""
+
+    def idle(self, **values) -> Mapping[str, bool]:
+        """Returns for a control whether it does nothing right now; then it's switched off."""
+        return {}
 
     @property
     def moving(self) -> list[Artist]:
         return [*(artist for panel in self.panels for artist in panel.moving), *self.others]
 
     def parts(self) -> Iterator[Part]:
+        """Yields a Part for each thing that shows its number under the mouse."""
         return (part for panel in self.panels if hasattr(panel, "parts") for part in panel.parts())
 
 
 class Board(Panels):
     """Draws a chapter's Setting. An explorer draws the curves beside it, of what the strip says of a step.
 
-    figure: 6.45 inches wide, with artists that are made once and that `draw` moves
+    figure: 6.45 inches wide; `draw` moves its artists
     setting: the chapter's Setting
-    over: the control that the curves go over
     curves: names of the strip's numbers, such as "MFU"
     apart: a curve's name -> the control that it goes over, where that's another one
     """
 
     setting: type[Setting]
-    over = ""
     curves: Sequence[str] = (MEMORY, MFU)
     apart: ClassVar[Mapping[str, str]] = {}
 
@@ -160,29 +215,23 @@ class Board(Panels):
         raise NotImplementedError
 
     def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for one that can't be, and then changes nothing."""
         now = self.setting(**values)
         said = now.said()
         self.draw(now)
         return said
 
     def code(self, **values) -> str:
-        """Returns Python that prints what is shown."""
         return self.setting(**values).code()
 
     def along(self, control: str, degrees: Sequence, **values) -> tuple[list[Cost | None], Cost | None, object]:
         """Returns the cost at each value of the control, None where it can't be; the cost now; and the value now."""
         now = self.setting(**values)
-        if control == self.over:
-            costs, here = [self.at(now, degree) for degree in degrees], self.degree(now)
-        else:
-            costs, here = [_cost(now._replace(**{control: degree})) for degree in degrees], getattr(now, control)
-        return costs, tried(lambda: now.scenario.cost), here
+        return [self.at(now, control, each) for each in degrees], tried(lambda: now.scenario.cost), self.degree(now, control)
 
-    def at(self, now: Any, degree: Any) -> Cost | None:
-        """Returns the cost with this degree; None where it can't be."""
-        return _cost(now._replace(**{self.over: degree}))
+    def at(self, now: Any, control: str, degree: Any) -> Cost | None:
+        """Returns the cost with this value of the control; None where it can't be."""
+        other = now._replace(**{control: degree})
+        return tried(lambda: other.scenario.cost) if other.possible else None
 
-    def degree(self, now: Any) -> object:
-        """Returns the degree now."""
-        return getattr(now, self.over)
+    def degree(self, now: Any, control: str) -> object:
+        return getattr(now, control)

@@ -1,4 +1,4 @@
-"""The style of every figure, and a new figure in it."""
+"""The style of every figure, the looks of ranks and of the parts of a step, and a new figure."""
 
 import base64
 import functools
@@ -11,6 +11,7 @@ import matplotlib.figure
 import matplotlib.style
 import PIL.Image
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 STYLE = Path(__file__).with_name("style.mplstyle")
 BLUE, ORANGE, GREEN, PINK, YELLOW = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
@@ -23,6 +24,16 @@ PAPER = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none
 MARKERS = "osD^vP"
 _LONGEST = 400  # letters of a figure in words
 DOTS = 100  # per inch, as a page shows a figure; a picture has twice as many
+
+# A rank's color and hatch.
+LOOKS = (("#9ecae1", ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))
+LOOKS += (("#ffe08a", "xxxx"), ("#cccccc", "----"), ("#b39ddb", "||||"), ("#80cbc4", "oo"))
+# For each of StepTime.parts its name in a picture, color and hatch.
+STEP = {"compute": ("compute", BLUE, ""), "tensor": ("TP messages", ORANGE, "////")}
+STEP |= {"context": ("CP messages", PINK, "oo"), "expert": ("tokens to experts", "#8172b3", "xxxx")}
+STEP |= {"pipeline": ("PP messages", "#56B4E9", "++"), "bubble": ("bubble", "#b0b0b0", "\\\\\\\\")}
+STEP |= {"data": ("DP messages", YELLOW, "----"), "optimizer": ("optimizer", GREEN, "")}
+HATCH = {"edgecolor": "#666666", "linewidth": 0.0}
 
 
 class Figure(matplotlib.figure.Figure):
@@ -68,7 +79,6 @@ def styled(draw: Callable) -> Callable:
 
 
 def context():
-    """The course's style, for what is drawn inside."""
     return matplotlib.style.context(STYLE)
 
 
@@ -76,3 +86,22 @@ def figure(columns: int = 1, rows: int = 1, width: float = 7.2, height: float = 
     """A Figure with its axes from left to right, top to bottom; pyplot never hears of it. more: as subplots takes it."""
     fig = Figure(figsize=(width, height), layout="constrained")
     return fig, list(fig.subplots(rows, columns, squeeze=False, **more).flat)
+
+
+def sheet(wide: float, high: float) -> tuple[Figure, Axes]:
+    """A figure of so many inches, whose axes count in them from its lower left corner."""
+    fig = Figure(figsize=(wide, high), layout="none")
+    axes = fig.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, wide), ylim=(0, high))
+    axes.axis("off")
+    return fig, axes
+
+
+def box(axes: Axes, corner: tuple, wide: float, high: float, look: int, text: str = "", size: float = 8) -> None:
+    """A rectangle that looks like rank `look`, with a text on white."""
+    color, hatch = LOOKS[look % len(LOOKS)]
+    axes.add_patch(Rectangle(corner, wide, high, facecolor=color, hatch=hatch, **HATCH))
+    axes.add_patch(Rectangle(corner, wide, high, facecolor="none", edgecolor=INK, linewidth=0.8))
+    if text:
+        look = {"ha": "center", "va": "center", "fontsize": min(size, 36 * min(wide, high)), "color": BLACK}
+        axes.text(corner[0] + wide / 2, corner[1] + high / 2, text, bbox=PAPER, **look)

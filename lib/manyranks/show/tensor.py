@@ -14,14 +14,12 @@ from manyranks.show.bars import LONGEST, Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.lines import columns, write
-from manyranks.show.looks import LOOKS, box, sheet
 from manyranks.show.scenario import SHAPES, SHARED, SMALL, SWITCH, Scenario, controls
 from manyranks.show.setting import MUCH
+from manyranks.show.style import box, sheet
 from manyranks.show.units import percent
 from manyranks.theory import ModelShape, Plan, clusters, pace, tensor
 from manyranks.theory.names import Named
-
-__all__ = ["VARIANTS", "collectives", "cut", "explorer", "heads", "saved"]
 
 _SIZES = {"b·s": 1.25, "h": 0.7, "f": 1.2}  # inches of a matrix
 _STEPS = {"×": 0.28, "=": 0.28, "SwiGLU": 0.8, "all-\nreduce": 0.8}  # inches of what stands between two
@@ -38,17 +36,14 @@ _CUTS = Named("kind", _CUTS | {"mlp": (*_CUTS["mlp"], "middle b·s f columns", "
 
 
 @style.styled
-def cut(kind: str, t: int = 4) -> style.Figure:
-    """Draws the matrices of a cut product, with the rank that holds each part.
+def cut(kind: str) -> style.Figure:
+    """Draws the matrices of a cut product, with the rank of 4 that holds each part.
 
     kind: "column" or "row", Y = X·W with W cut in one of two ways; "mlp", a gated MLP
-    t: ranks, 2 to 8
 
-    Raises ValueError for another kind or t.
+    Raises ValueError for another kind.
     """
     title, *parts = _CUTS[kind]
-    if t not in range(2, len(LOOKS) + 1):
-        raise ValueError(f"t={t!r}: a picture shows 2 to {len(LOOKS)} ranks")
     wide = (_STEPS.get(part) or _SIZES[part.split()[2]] + (0.32 if "terms" in part else 0) for part in parts)
     ends = list(accumulate(wide, initial=0.2))
     fig, axes = sheet(max(4.8, ends[-1] + 0.2), 2.4)
@@ -59,7 +54,7 @@ def cut(kind: str, t: int = 4) -> style.Figure:
         if part not in _STEPS:
             names, rows, columns, how = part.split()
             for y in (0.4, -0.4) if "," in names else (0,):
-                _draw_matrix(axes, x, y, _SIZES[columns], _SIZES[rows], how, t)
+                _draw_matrix(axes, x, y, _SIZES[columns], _SIZES[rows], how)
             names = f"$\\bf{{{names.replace(',', ', ')}}}$  {rows} × {columns}"
             axes.text(middle, -0.79, names, ha="center", va="top", fontsize=9.5)
             axes.text(middle, -1.0, _SAID[how], ha="center", va="top", fontsize=9, style="italic")
@@ -72,14 +67,14 @@ def cut(kind: str, t: int = 4) -> style.Figure:
     return fig
 
 
-def _draw_matrix(axes: Axes, x: float, y: float, wide: float, high: float, how: str, t: int) -> None:
+def _draw_matrix(axes: Axes, x: float, y: float, wide: float, high: float, how: str) -> None:
     if how == "whole":
         axes.add_patch(Rectangle((x, y - high / 2), wide, high, facecolor="#e0e0e0", **_EDGE))
         return
-    for rank in reversed(range(t)):
-        back = 0.32 * rank / (t - 1)
-        place = {"columns": ((x + rank * wide / t, y - high / 2), wide / t, high)}
-        place |= {"rows": ((x, y + high / 2 - (rank + 1) * high / t), wide, high / t)}
+    for rank in reversed(range(4)):
+        back = 0.32 * rank / 3
+        place = {"columns": ((x + rank * wide / 4, y - high / 2), wide / 4, high)}
+        place |= {"rows": ((x, y + high / 2 - (rank + 1) * high / 4), wide, high / 4)}
         place |= {"terms": ((x + back, y + back / 2 - high / 2), wide, high - 0.16)}
         box(axes, *place[how], rank, str(rank) if how != "terms" else "" if rank else "+", 9)
 
@@ -222,8 +217,6 @@ _ASIDE |= {"pipeline": "messages between stages, {share} of a step (chapter 05)"
 
 
 class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute overlap_tensor"), Setting):
-    """Holds what the controls say."""
-
     choices, remedies, room, words = _ROOM | {"overlap_tensor": [True]}, _REMEDIES, tuple(_ROOM), _WORDS
 
     @property
@@ -265,7 +258,6 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         return (self.cost - self._replace(tp=1).cost) / self.tp - self.waits
 
     def saved(self) -> tensor.Saved:
-        """Returns what one layer keeps on one rank."""
         return tensor.saved(self.scenario.shape, self.scenario.plan)
 
     def sent(self) -> int:
@@ -297,7 +289,6 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         return _ASIDE[name].format(share=percent(share), **self._asdict()) + f"; in a layer, {limit}"
 
     def of_layer(self) -> str:
-        """Says what limits a layer."""
         t, seconds, cluster = self.tp, self.layer().seconds, self.scenario.cluster
         if t == 1:
             return "compute: one GPU sends nothing"
@@ -333,7 +324,7 @@ class Degrees(Board):
         time.set_xlabel("right: layer time, share spent waiting (»: off the scale)", loc="left", fontsize=9)
         self._ends = [axes.axhline(0, color=style.INK, linestyle=":", linewidth=1.6, gid="node ends") for axes in (time, kept)]
         self._node = Labels(kept, left=0, name="node")
-        self.panels, self.others = (self._time, self._kept), (*self._ends, self._node.artist)
+        self.panels, self.others = (self._time, self._kept), (*self._ends, self._node)
 
     def draw(self, now: Cut) -> None:
         cluster = now.scenario.cluster
@@ -349,18 +340,15 @@ class Degrees(Board):
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
         at = 0.01, len(DEGREES) - 0.3  # below the bars: nothing else is ever there
-        self._node.update([at] if ends else [], [f"dotted: a node of {cluster.node} GPUs"] if ends else [])
+        self._node.write([at] if ends else [], [f"dotted: a node of {cluster.node} GPUs"] if ends else [])
 
-    def idle(self, tp: int, **others) -> set[str]:
-        """Names the controls that do nothing: one rank has nothing to split and nothing to send."""
-        return {"sequence_parallel", "overlap_tensor"} if tp == 1 else set()
+    def idle(self, tp: int, **others) -> dict[str, bool]:
+        """A single rank has nothing to split and nothing to send."""
+        return dict.fromkeys(("sequence_parallel", "overlap_tensor"), tp == 1)
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 06, on Llama 3 405B as its report has it: t = 8, p = 16, d = 64.
-
-    measure: what "Measure it" runs, small.tensor
-    """
+    """Opens on Llama 3 405B as reported: t = 8, p = 16, d = 64. measure: of manyranks.small, what "Measure it" runs."""
     presets = {"TP alone": {"sequence_parallel": False}, "two nodes": {"cluster": "b200-dgx", "tp": 16}}
     presets |= {"NVL72": {"cluster": "gb200-nvl72", "tp": 16}, "small model": {"model": "llama3-8b", "pp": 1}}
     only = {"model": MODELS, "cluster": CLUSTERS}

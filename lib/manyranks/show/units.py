@@ -1,9 +1,7 @@
 """Bytes, seconds, FLOPs and rates as people read them. Below show/, measure.fingerprints.size writes bytes."""
 
 _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-_FLOPS = tuple(
-    (10.0**power, f"{letter}FLOP") for power, letter in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k"))
-)
+_FLOPS = ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
 _TIMES = ((365.25 * 86400, "years"), (86400, "days"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 

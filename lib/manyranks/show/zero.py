@@ -16,18 +16,6 @@ from manyranks.show.units import count
 from manyranks.theory import Plan, clusters, sharding
 from manyranks.theory.names import Named
 
-__all__ = [
-    "carefully",
-    "explorer",
-    "late_gradients",
-    "stage_1",
-    "step_over_time",
-    "steps_over_time",
-    "unit_by_unit",
-    "who_holds_what",
-    "whole_units",
-]
-
 
 def who_holds_what() -> style.Figure:
     """Draws what each of 4 ranks holds of a model's states in stages 0 to 3, with Adam in mixed precision."""
@@ -57,20 +45,18 @@ def unit_by_unit() -> style.Figure:
     return drawings.who_holds({"between steps": cut, "layer 2 computes": whole})
 
 
-def step_over_time(units: int = 4, gather: float = 1.0, compute: float = 1.4) -> style.Figure:
-    """Draws one step of stage 3, without and with prefetching, on one axis of time.
-
-    units: 2 or more; gather: time of a gather, and of a reduce-scatter; compute: of a unit's forward, half its backward's
-    """
+def step_over_time() -> style.Figure:
+    """Draws one step of stage 3, without and with prefetching, on one axis of time."""
     lanes, phases = {}, {}
     for title, ahead in (("one at a time: stage 3", False), ("fetch ahead: FSDP", True)):
-        lanes[title], forward_ends, end = _lanes(units, gather, compute, ahead)
+        lanes[title], forward_ends, end = _lanes(ahead)
         phases[title] = [(0, forward_ends, "forward"), (forward_ends, end, "backward")]
     return drawings.when(lanes, phases)
 
 
-def _lanes(units: int, gather: float, compute: float, ahead: bool) -> tuple[dict[str, list], float, float]:
+def _lanes(ahead: bool) -> tuple[dict[str, list], float, float]:
     """Two lanes, and when forward and backward end; a span starts as soon as its lane is free and what it needs is there."""
+    units, gather, compute = 4, 1.0, 1.4  # a gather lasts as long as a reduce-scatter, a backward twice as a forward
     lanes: dict[str, list] = {"compute": [], "network": []}
 
     def run(lane: str, seconds: float, label: str, kind: str, after: float) -> float:
@@ -156,19 +142,18 @@ def late_gradients(train: Callable, stage: type) -> int:
     """Returns how many parameters still have a gradient when a rank's step begins. If none has, refuses to reduce again."""
     found = []
 
+    def refuse() -> None:
+        raise RuntimeError("`step` reduces a row whose gradients have already left")
+
     class Counting(stage):
         def step(self) -> None:
             found.append(sum(p.grad is not None for row in self.rows for p in row.parameters))
             for row in () if found[0] else self.rows:
-                row.reduce = _refuse
+                row.reduce = refuse
             super().step()
 
     train(Counting, steps=1)
     return found[0]
-
-
-def _refuse() -> None:
-    raise RuntimeError("`step` reduces a row whose gradients have already left")
 
 
 def _moments(train: Callable, stage: type) -> list[str]:
@@ -332,9 +317,8 @@ class Stages(Board):
         sizes, mark = [each.largest() for each in shown], (phi, f"Φ = {count(phi)}")
         self._largest.update([{"parameters": size} for size in sizes], [*map(count, sizes)], row, limit=mark, missing=missing)
 
-    def idle(self, stage: str, **values) -> tuple[str, ...]:
-        """Switches K off but for HSDP."""
-        return () if stage == "HSDP" else ("k",)
+    def idle(self, stage: str, **values) -> dict[str, bool]:
+        return {"k": stage != "HSDP"}
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

@@ -111,12 +111,10 @@ class _Gathering:
         now = time.monotonic()
         if self.trouble is None or now - self._latest <= _QUIET:
             return False
-        return now - self.trouble > _SETTLED or not self._computing()
-
-    def _computing(self) -> bool:
-        """Returns whether a rank that has not replied waits for nobody: it may be about to raise, or have no processor."""
-        looks = self._team.look(self._outcome.missing, watch.BRIEFLY)
-        return any(seen is None or seen.blocked is None for seen in looks.values())
+        if now - self.trouble > _SETTLED:
+            return True
+        looks = self._team.look(self._outcome.missing, watch.BRIEFLY)  # who waits for nobody may be about to raise
+        return all(seen is not None and seen.blocked is not None for seen in looks.values())
 
     def _reply(self, process: RankProcess, _: str) -> None:
         """Reads what has come: things that are shown, and at last the reply."""
@@ -131,8 +129,7 @@ class _Gathering:
             self._outcome.late = True
             return False
         except (EOFError, OSError, ValueError):  # of a confined rank: a message of too few frames
-            self._selector.unregister(process.command)
-            self._died(process)
+            self._death(process, "command")
             return False
         try:
             if bytes(kind) == ASKED and not process.confined:
@@ -146,18 +143,14 @@ class _Gathering:
                 raise NotPlain("one reply is enough, and who sends many would never be done")
         except NotPlain:  # of a confined rank: what it has sent is no reply
             process.kill()
-            self._selector.unregister(process.command)
-            self._died(process)
+            self._death(process, "command")
             return False
         self._outcome.replies[process.rank] = reply, frames
         self._note(reply.failure is not None)
         return False
 
-    def _death(self, process: RankProcess, _: str) -> None:
-        self._selector.unregister(process.status)
-        self._died(process)
-
-    def _died(self, process: RankProcess) -> None:
+    def _death(self, process: RankProcess, what: str) -> None:
+        self._selector.unregister(getattr(process, what))
         self._outcome.replies.pop(process.rank, None)
         code = process.poll(_ENDING if process.confined else _BUSY)
         self._outcome.deaths[process.rank] = HUNG_UP if code is None else code

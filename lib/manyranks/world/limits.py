@@ -48,7 +48,9 @@ def resolved_backend(backend: str, size: int) -> str:
     checked_choice("backend", backend, BACKENDS)
     if backend == "gloo":
         return backend
-    gpus = _gpus()
+    import torch
+
+    gpus = torch.cuda.device_count()
     if backend == "nccl" and gpus < size:
         raise ValueError(
             f"World({size}, backend='nccl') needs {size} GPUs, one a rank; this machine has {gpus}. "
@@ -116,9 +118,3 @@ def check_place() -> None:
         )
     if sys.platform == "win32":
         raise RuntimeError("worlds need Linux or macOS; on Windows, use WSL (see the README)")
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()

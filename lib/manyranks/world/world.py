@@ -317,7 +317,8 @@ class World:
                 outcome.whereabouts = team.look(outcome.missing)
                 outcome.faults = team.lines_of_silent(outcome.whereabouts)
             error = diagnose.error_of(outcome, team, self.timeout)
-            if isinstance(error, RankFailed | RankHung) and not self._confined and not _left(error):
+            left = isinstance(error, RankFailed) and error.kind == debugger.Left.__name__  # by the reader, with q in a debugger
+            if isinstance(error, RankFailed | RankHung) and not self._confined and not left:
                 self._went_wrong = team, outcome, [*outcome.failed, *outcome.missing][0]
         finally:
             if not usable and self._went_wrong is None:
@@ -334,7 +335,14 @@ class World:
             _warn(f"a message was sent that nobody received, or the group was destroyed; the next run has fresh ranks.{lost}")
 
     def _results(self, outcome: Outcome) -> list:
-        return [_read(rank, outcome.replies[rank][1], self._unpack) for rank in outcome.ranks]
+        results = []
+        for rank in outcome.ranks:
+            try:
+                results.append(self._unpack(outcome.replies[rank][1]))
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise WorldError(f"rank {rank}'s result cannot be read in the notebook: {why}") from error
+        return results
 
     def checked_ranks(self, ranks: Iterable[int] | None) -> tuple[int, ...]:
         """The ranks in order, all for None. Raises ValueError for one that isn't there."""
@@ -397,15 +405,3 @@ def _packed(task: tuple) -> list:
             f"{name} and its arguments cannot be sent to the ranks: {error}. Functions, tensors, numbers and "
             "containers of them can; open files, locks, generators and worlds cannot"
         ) from None
-
-
-def _read(rank: int, frames: list, unpack: Callable):
-    try:
-        return unpack(frames)
-    except Exception as error:
-        raise WorldError(f"rank {rank}'s result cannot be read in the notebook: {type(error).__name__}: {error}") from error
-
-
-def _left(error: WorldError) -> bool:
-    """Returns whether the reader has ended the run, with q in a debugger."""
-    return isinstance(error, RankFailed) and error.kind == debugger.Left.__name__

@@ -21,8 +21,8 @@ from manyranks.show.bars import corners, joined
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, log_slider, slider, value_slider
 from manyranks.show.labels import Labels, heading, word
 from manyranks.show.lines import SECONDS, ring, ticks
-from manyranks.show.said import Part
 from manyranks.show.scenario import in_code
+from manyranks.show.setting import Part
 from manyranks.theory import clusters, collectives
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, timing, topology
@@ -50,8 +50,7 @@ class Circle:
         self._discs = axes.add_collection(PolyCollection([], facecolors="white", edgecolors=style.INK, zorder=3), autolim=False)
         self._boxes = axes.add_collection(PolyCollection([], facecolors="none", edgecolors=style.INK, zorder=1), autolim=False)
         self._labels, self._names, self._title = Labels(axes), Labels(axes, name="names"), heading(axes)
-        self.moving = [self._shafts, self._heads, self._discs, self._boxes]
-        self.moving += [each.artist for each in (self._labels, self._names, self._title)]
+        self.moving = [self._shafts, self._heads, self._discs, self._boxes, self._labels, self._names, self._title]
         axes.set(xlim=(-_EDGE, _EDGE), ylim=(-_EDGE, _EDGE), aspect="equal", xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
@@ -69,9 +68,9 @@ class Circle:
         node: ranks of each of two nodes, which stand side by side in boxes; 0 for one circle of all
         names: what stands beside each message's arrow, such as its chunk's number, or ""
         """
-        self._title.update([(0, 1)], [title])
+        self._title.write([(0, 1)], [title])
         if n > MOST:
-            self._labels.update([(0, 0)], [f"drawn up to {MOST} ranks"])
+            self._labels.write([(0, 0)], [f"drawn up to {MOST} ranks"])
             n, messages = 0, []
         places = np.exp(1j * (np.pi / 2 - 2 * np.pi * np.arange(n) / max(n, 1)))
         radius = min(0.2, 0.62 * np.sin(np.pi / max(n, 2)))
@@ -80,13 +79,13 @@ class Circle:
         self._boxes.set_verts([_points(side - 0.11 + _NODE) for side in _SIDES] if node else [])
         self._discs.set_verts(_points(places[:, None] + radius * _CORNERS))
         if n:
-            self._labels.update(_points(places), range(n), [style.BLACK] * n)
+            self._labels.write(_points(places), range(n), [style.BLACK] * n)
         *ends, shares = np.reshape(messages, (-1, 3)).T
         start, end = np.array(ends, int)
         neighbors = np.isin((end - start) % max(n, 1), (1, n - 1)) | (node > 0)
         shafts, heads, beside = _arrows(places[start], places[end], radius, shares, neighbors)
         named = [k for k, name in enumerate(names) if name != ""]
-        self._names.update(beside[named], [names[k] for k in named])
+        self._names.write(beside[named], [names[k] for k in named])
         self._shafts.set_segments(shafts)
         self._shafts.set_linewidths(np.where(shares > 0, np.maximum((1.2 + min(4, 26 / max(n, 1))) * shares**0.75, 0.8), 0.9))
         self._shafts.set_linestyles(["-" if share > 0 else ":" for share in shares] or "-")
@@ -147,12 +146,10 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
         return self.cluster.node if self.algorithm == "hierarchical" else None
 
     def rounds(self, elements: int) -> list[Round]:
-        """Messages of a tensor of so many elements."""
         return _rounds(self.operation, elements, self.n, self.algorithm, node=self.node)
 
     @property
     def steps(self) -> int:
-        """Rounds that it takes."""
         return timing.round_count(self.operation, self.n, self.cluster, self.algorithm)
 
     def messages(self, step: int) -> list[tuple[int, int, float]]:
@@ -180,7 +177,6 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
 
     @property
     def sent(self) -> list[int]:
-        """Bytes that each rank sends."""
         return collectives.sent_bytes(self.operation, self.size, 1, self.n, self.algorithm, node=self.node)
 
     def where(self) -> str:
@@ -274,7 +270,7 @@ class Grid:
     def __init__(self, axes: Axes):
         self._cells = axes.add_collection(PathCollection([]), autolim=False)
         self._inside, self._beside, self._title = Labels(axes), Labels(axes, size=8), heading(axes)
-        self.moving = [self._cells, self._inside.artist, self._beside.artist, self._title.artist]
+        self.moving = [self._cells, self._inside, self._beside, self._title]
         axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
         axes.set_xlabel("chunk", labelpad=15)
         axes.set_ylabel("rank", labelpad=18)
@@ -285,7 +281,7 @@ class Grid:
 
     def update(self, counts: Sequence[Sequence[int]], most: int, title: str) -> None:
         """Shows in cell [rank][chunk] how many of `most` terms are in it; no counts at all: only a text instead of the grid."""
-        self._title.update([(0, 1)], [title])
+        self._title.write([(0, 1)], [title])
         rows, columns = np.shape(counts) if counts else (0, 0)
         flat, (down, across) = np.ravel(counts), np.indices((rows, columns)).reshape(2, -1)
         boxes = np.stack((across / columns, (across + 1) / columns, down / rows, (down + 1) / rows), axis=1)
@@ -296,11 +292,11 @@ class Grid:
         self._cells.set_linewidths([0] * len(shades) + [0.6])
         if rows:
             shown = flat if rows <= _DIGITS and most > 1 else flat[:0]
-            self._inside.update(middles[: len(shown)], shown, np.where(2 * shown > most, "white", style.BLACK))
+            self._inside.write(middles[: len(shown)], shown, np.where(2 * shown > most, "white", style.BLACK))
         else:
-            self._inside.update([(0.5, 0.5)], [f"drawn up to {MOST} ranks"])
+            self._inside.write([(0.5, 0.5)], [f"drawn up to {MOST} ranks"])
         sides = [(x, 1.05) for x in middles[:columns, 0]] + [(-0.035, y) for y in middles[::columns, 1]] if rows else []
-        self._beside.update(sides, [*range(columns), *range(rows)])
+        self._beside.write(sides, [*range(columns), *range(rows)])
 
 
 class Sent:
@@ -313,8 +309,8 @@ class Sent:
         self._numbers, self._under = Labels(axes, size=8), Labels(axes, size=10)
         for x, align, longest in ((1.01, "left", "least for the busiest: "), (-0.015, "right", "1,000 MB")):
             axes.text(x, 1, longest, ha=align, fontsize=9, color="none")  # the layout leaves this much room for texts
-        self.moving, self._axes, self._sent = [self._bars, self._line], axes, ()
-        self.moving += [each.artist for each in (self._right, self._left, self._numbers, self._under)]
+        self._axes, self._sent = axes, ()
+        self.moving = [self._bars, self._line, self._right, self._left, self._numbers, self._under]
         axes.set(xlim=(0, 1), ylim=(0, 1.08), xticks=[], title="bytes that each rank sends")
         axes.set_yticks(_PARTS, [""] * len(_PARTS))
         axes.tick_params(length=0)
@@ -335,10 +331,10 @@ class Sent:
         self._bars.set_verts(corners([((r + apart) / n, (r + 1 - apart) / n, 0, size / top) for r, size in enumerate(each)]))
         self._line.set_ydata([least / top] * 2)
         beside = [(1.01, least / top + up) for up in (0.055, -0.055)]
-        self._right.update(beside, ["least for the busiest:", units.size(least)])
-        self._left.update([(-0.015, part) for part in _PARTS], [units.size(part * top) for part in _PARTS])
-        self._numbers.update([((r + 0.5) / n, -0.07) for r in range(n)] if few else [], range(n if few else 0))
-        self._under.update([(0.5, -0.18)], ["rank" if few else f"{n} ranks, from most to least"])
+        self._right.write(beside, ["least for the busiest:", units.size(least)])
+        self._left.write([(-0.015, part) for part in _PARTS], [units.size(part * top) for part in _PARTS])
+        self._numbers.write([((r + 0.5) / n, -0.07) for r in range(n)] if few else [], range(n if few else 0))
+        self._under.write([(0.5, -0.18)], ["rank" if few else f"{n} ranks, from most to least"])
 
 
 class Times:
@@ -354,7 +350,7 @@ class Times:
             self._samples[name] = axes.plot([], [], markevery=[1], transform=axes.transAxes, **look)[0]
         self._ring = ring(axes)
         self._names = Labels(axes, left=0, within=axes.transAxes)
-        self.moving = [self._band, *self._curves.values(), *self._samples.values(), self._ring, self._names.artist]
+        self.moving = [self._band, *self._curves.values(), *self._samples.values(), self._ring, self._names]
         axes.set(xscale="log", yscale="log", xlim=(0.6, 2e11), ylim=(5e-7, 1e4), xlabel="size of the tensor", ylabel="time")
         axes.set_title("time (circled: this tensor)")
         ticks(axes, ([1, 1e3, 1e6, 1e9], units.size), (SECONDS, SECONDS.__getitem__))
@@ -369,7 +365,7 @@ class Times:
             self._samples[name].set(data=([0.02, 0.07, 0.12], [heights[name]] * 3) if shown else ([], []), linewidth=wide)
         self._band.set(data=(SIZES, seconds[chosen]), color=LOOKS[chosen][0])
         self._ring.set_data([at[0]], [at[1]])
-        self._names.update([(0.14, y) for y in heights.values()], list(heights))
+        self._names.write([(0.14, y) for y in heights.values()], list(heights))
 
 
 class Knobs(Board):

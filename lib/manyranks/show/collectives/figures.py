@@ -14,10 +14,9 @@ from torch import Tensor
 from manyranks.show import style, units
 from manyranks.show.bars import corners
 from manyranks.show.collectives.explorer import MOST, Circle
-from manyranks.show.explorer import Explorer, slider
+from manyranks.show.explorer import Explorer, Panels, Said, slider
 from manyranks.show.labels import heading
-from manyranks.show.looks import LOOKS
-from manyranks.show.said import Said
+from manyranks.show.style import LOOKS
 from manyranks.theory.collectives import chunk_sizes
 
 Row = Sequence[float] | None  # a tensor, a list of numbers, or None for nothing
@@ -123,7 +122,7 @@ def rounds(runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0) -> sty
     return fig
 
 
-class Steps:
+class Steps(Panels):
     """A run stepped through: left the messages of a round, right what each rank holds after it.
 
     run: m.rounds; held[k][r]: rank r's tensor after k rounds, held[0] before the first. Raises ValueError where there are not
@@ -139,7 +138,7 @@ class Steps:
         self.figure, (left, right) = style.figure(columns=2, width=7.6, height=3.1)
         self._circle, self._grid = Circle(left), Holdings(right, self._n, max(row.numel() for row in held[0]))
         self._title = heading(right)
-        self.moving = [*self._circle.moving, *self._grid.moving, self._title.artist]
+        self.panels, self.others = (self._circle, self._grid), [self._title]
 
     def update(self, step: int) -> Said:
         """Shows the messages of this round, counted from 1, and the ranks after it; 0 is the start."""
@@ -148,7 +147,7 @@ class Steps:
         names = [self._changed(step, to) for _, to, _ in messages]
         self._circle.update(self._n, _shares(messages, self._whole), title, names=names)
         self._grid.update([row.tolist() for row in self._held[step]])
-        self._title.update([(0, 1)], [f"held after round {step}" if step else "held at the start"])
+        self._title.write([(0, 1)], [f"held after round {step}" if step else "held at the start"])
         sent = [sum(b for done in self._run[:step] for s, _, b in done if s == rank) for rank in range(self._n)]
         now = f"{len(messages)} of {_span([b for *_, b in messages])}" if messages else "none yet"
         return Said("", {"messages": now, "sent so far, per rank": _span(sent), "the whole tensor": units.size(self._whole)})

@@ -99,7 +99,6 @@ class Shared(namedtuple("Shared", "model cluster seq cp tp causal layout variant
 
     @property
     def seconds(self) -> float:
-        """Returns the time of a layer's attention, forward and backward."""
         return self.times().both("seconds")
 
     @property
@@ -187,7 +186,7 @@ class _Timeline:
         self._ends = axes.plot([], [], color=style.INK, linestyle=":", linewidth=0.8)[0]
         self._names = Labels(axes, size=8.5, left=1, outline=word, name="ranks")
         self._words = Labels(axes, size=8.5, outline=word, name="hops")
-        self.moving = [*self._paths.values(), self._ends, self._names.artist, self._words.artist]
+        self.moving = [*self._paths.values(), self._ends, self._names, self._words]
         axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[])
         axes.set_yticks([0.5], ["rank 63"], color="none")  # keeps room for the names
         axes.tick_params(length=0, grid_linewidth=0)
@@ -217,9 +216,9 @@ class _Timeline:
         above = {(a + b) / 2: f"{hop}" for hop, (a, b) in enumerate(pairwise(starts)) if hop % every == 0}
         above |= {0.5: f"sum of {count} hops"} if count > SHOWN else {}
         places = [(0, 1.035), (1, 1.035), *((x, -0.025) for x in above)]
-        self._words.update(places, ["0", units.duration(whole), *above.values()])
+        self._words.write(places, ["0", units.duration(whole), *above.values()])
         middles = [(-0.015, (row + 0.5) / len(ranks)) for row in range(len(ranks))]
-        self._names.update(middles, [f"rank {rank}" for rank in ranks])
+        self._names.write(middles, [f"rank {rank}" for rank in ranks])
 
     def parts(self) -> Iterator[Part]:
         high = 1 / len(self._says)
@@ -235,7 +234,7 @@ class _Lengths:
         self._message = axes.plot([], [], "s--", color=style.ORANGE, label="message", **look)[0]
         self._now = axes.plot([], [], color=style.INK, linestyle=":", linewidth=1.4, gid="now")[0]
         self._words = Labels(axes, size=8.5, left=0, outline=word, within=axes.transAxes)
-        self.moving = [self._computing, self._message, self._now, self._words.artist]
+        self.moving = [self._computing, self._message, self._now, self._words]
         axes.set(xscale="log", yscale="log", xlim=(LENGTHS[0] / 1.2, 1.2 * LENGTHS[-1]), ylim=(1e-6, 1e3))
         ticks(axes, (LENGTHS[::4], "{:,}".format), (SECONDS, SECONDS.__getitem__), fontsize=8)
         axes.set_title("Forward: a hop, over s", pad=20)
@@ -249,7 +248,7 @@ class _Lengths:
         late = max((s for s, *each in zip(LENGTHS, computing, message, strict=True) if each[0] < each[1]), default=0)
         hop = "not hidden at any s here" if late == LENGTHS[-1] else f"hidden for s ≥ {max(2 * late, LENGTHS[0]):,}"
         ring = f"one hop, and its message: {hop}" if now.ring.n > 1 else "whole attention: nothing hides its messages"
-        self._words.update([(0.02, 0.93)], [ring if now.cp > 1 else "one rank: no messages"])
+        self._words.write([(0.02, 0.93)], [ring if now.cp > 1 else "one rank: no messages"])
 
 
 class Ranks(Board):
@@ -277,9 +276,8 @@ class Ranks(Board):
             texts[-1] += f", ring of {each[-1].ring.n}"
         self._variants.update(bars, texts, VARIANTS.index(now.variant))
 
-    def idle(self, variant: str, **others) -> list[str]:
-        """Names the split, where only one of the two is there."""
-        return [] if variant == "ring-ulysses" else ["ulysses"]
+    def idle(self, variant: str, **others) -> dict[str, bool]:
+        return {"ulysses": variant != "ring-ulysses"}
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

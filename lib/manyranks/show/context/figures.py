@@ -9,7 +9,7 @@ from matplotlib.colors import ListedColormap
 
 from manyranks.show import drawings, style, units
 from manyranks.show.lines import columns
-from manyranks.show.looks import LOOKS, box, sheet
+from manyranks.show.style import LOOKS, box, sheet
 from manyranks.theory import context
 from manyranks.theory.names import nearest
 

@@ -13,10 +13,10 @@ from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
 from manyranks.show.lines import powers
-from manyranks.show.looks import STEP
 from manyranks.show.mfu.figures import Point, roofline
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, Scenario, controls
 from manyranks.show.setting import MUCH
+from manyranks.show.style import STEP
 from manyranks.theory import Plan, clusters, flops, kernels
 from manyranks.theory import roofline as theory
 from manyranks.theory.plan import RECIPES
@@ -87,7 +87,6 @@ class Used(
 
     @property
     def roof(self) -> theory.Roof:
-        """Returns the roof of matrix products in this precision."""
         chip = clusters[self.cluster].accelerator
         return theory.Roof(kernels.peak(chip, RECIPES[self.precision].rate), chip.memory_bandwidth)
 
@@ -181,8 +180,7 @@ class _Roofline:
         axes.spines["bottom"].set_bounds(0, 1)
         axes.set_xlabel("arithmetic intensity (FLOPs per byte)", labelpad=18, x=0.5 / _WIDE)
         axes.set_ylabel("rate (% of peak)")
-        self.moving = [*self._lines.values(), *self._points.values()]
-        self.moving += [each.artist for each in (self._names, self._below, self._beside)]
+        self.moving = [*self._lines.values(), *self._points.values(), self._names, self._below, self._beside]
 
     def update(self, now: Used) -> None:
         roof, best, operators = now.roof, now.scenario.cluster.accelerator.matmul_fraction, _spent(now.scenario)[1]
@@ -208,9 +206,9 @@ class _Roofline:
         said = [f"{name}: {share:.1%}" for name, share in shares.items()]
         said += [f"best product (dashed): {best:.0%}", f"peak: {units.flop_rate(roof.peak)}"]
         said += [f"memory: {units.rate(roof.bandwidth)}", f"ridge (dotted): {units.short(roof.ridge)}"]
-        self._names.update([(1.15 if k < len(shares) else 1.08, row) for k, row in enumerate(rows)], said)
-        self._below.update([(x(tick), -0.085) for tick in x.ticks], [f"{tick:,g}" for tick in x.ticks])
-        self._beside.update([(-0.015, y(tick)) for tick in y.ticks], [f"{100 * tick:g}%" for tick in y.ticks])
+        self._names.write([(1.15 if k < len(shares) else 1.08, row) for k, row in enumerate(rows)], said)
+        self._below.write([(x(tick), -0.085) for tick in x.ticks], [f"{tick:,g}" for tick in x.ticks])
+        self._beside.write([(-0.015, y(tick)) for tick in y.ticks], [f"{100 * tick:g}%" for tick in y.ticks])
 
     def parts(self) -> Iterator[Part]:
         return (Part(self._axes, x - 0.02, x + 0.02, y - 0.05, y + 0.05, says) for x, y, says in self._says)
@@ -262,10 +260,7 @@ class Utilization(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 09, on Llama 3 8B, 8 sequences of 8,192 tokens on each of 64 H100s.
-
-    measure: what "Measure it" runs, small.mfu
-    """
+    """Opens on Llama 3 8B, 8 × 8,192 tokens on each of 64 H100s. measure: of manyranks.small, what "Measure it" runs."""
     one_gpu = {"model": "llama3.2-1b", "dp": 1, "m": 1}
     presets = {"few tokens": one_gpu | {"seq": 128}, "an old chip": one_gpu | {"seq": 256, "cluster": "v100-dgx"}}
     presets |= {"long sequences": {"cp": 16, "dp": 4, "seq": 131072}, "two sequences": {"microbatch": 2}}

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from manyranks.show import scenario, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.lines import curves, powers, ticks
-from manyranks.show.looks import LOOKS, STEP
+from manyranks.show.style import LOOKS, STEP
 from manyranks.theory import Cluster, ModelShape, Plan, step
 from manyranks.theory.roofline import Roof, time_budget
 

@@ -15,13 +15,13 @@ from manyranks.show import page, style, units
 from manyranks.show.bars import Bars, apart
 from manyranks.show.explorer import Board, Explorer, Measure, Said, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
-from manyranks.show.looks import STEP
 from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, bar, written
 from manyranks.show.scenario import BUBBLE, CLUSTERS, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
 from manyranks.show.setting import MUCH, tried
+from manyranks.show.style import STEP
 from manyranks.theory import ModelShape, Plan, clusters, pipeline, planner
 from manyranks.theory.nd import rules
-from manyranks.theory.planner import Found, Ranking
+from manyranks.theory.planner import Found
 from manyranks.theory.published import confidence
 from manyranks.theory.step import StepTime
 from manyranks.theory.written import degrees, kept
@@ -178,12 +178,17 @@ def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, di
 
 @functools.lru_cache(maxsize=64)
 def _best(model: str, cluster: str, gpus: int, batch: int, seq: int) -> tuple[Found, ...]:
+    shape, given = _task(model, cluster, gpus, seq)
+    choices = _TRIED | {"cp": [c for c in CHOICES["cp"] if c == 1 or seq // c >= planner.SMALLEST_SHARD]} | given
+    choices |= _WITH_EXPERTS if shape.experts else {}
+    choices |= {"etp": None}  # there is no control for it
+    ranking = planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **choices)
     different: dict[tuple, Found] = {}
-    for found in _ranking(model, cluster, gpus, batch, seq):
+    for found in ranking:
         different.setdefault((found.plan.tp, found.plan.pp, found.plan.ep), found)
         if len(different) == len(TAKEN):
             break
-    best, checked = list(different.values()), _ranking(model, cluster, gpus, batch, seq).checked
+    best, checked = list(different.values()), ranking.checked
     if checked and checked.plan not in [found.plan for found in best]:
         best[len(TAKEN) - 1 :] = [checked]
     return tuple(sorted(best, key=attrgetter("seconds")))
@@ -195,19 +200,15 @@ def _rule(model: str, cluster: str, gpus: int, batch: int, seq: int) -> Found | 
     return tried(lambda: rules.rule(shape, clusters[cluster], gpus, seq, batch, **given, etp=None))
 
 
-@functools.lru_cache(maxsize=64)
-def _ranking(model: str, cluster: str, gpus: int, batch: int, seq: int) -> Ranking:
-    shape, given = _task(model, cluster, gpus, seq)
-    choices = _TRIED | {"cp": [c for c in CHOICES["cp"] if c == 1 or seq // c >= planner.SMALLEST_SHARD]} | given
-    choices |= _WITH_EXPERTS if shape.experts else {}
-    choices |= {"etp": None}  # there is no control for it
-    return planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **choices)
-
-
 class Plans(Board):
     """Three panels: axes on links, a GPU's memory, and a step's time beside other plans'."""
 
-    setting, over, curves = Layout, "tp", (MEMORY, BUBBLE, MFU)
+    over, curves = "tp", (MEMORY, BUBBLE, MFU)
+
+    @staticmethod
+    def setting(best: str = HIDDEN, **values) -> Layout:
+        """Leaves out what the planner is to do."""
+        return Layout(**values)
 
     @style.styled
     def __init__(self):
@@ -219,7 +220,7 @@ class Plans(Board):
         self._steps = Steps(below, "", [""] * (1 + len(TAKEN)), 0, **look)
         self._steps.column = 0.25  # its texts are long
         self._names = Labels(below, left=1.0, name="names", **look)
-        self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names.artist]
+        self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names]
         right.set_xlim(0, 0.85)  # its texts are short
         titles = (
             "Axes on links (log: ranks apart)",
@@ -284,22 +285,13 @@ class Plans(Board):
         texts = [f"{text}\n{bar(time)}{tied}" for time, text, tied in zip(times, texts, close, strict=True)]
         self._steps.show(times, texts, 0, 3 * min(time.seconds for time in times))
         lines = [line for row, (text, _) in enumerate(rows) for line in apart(row, text)]  # a name has one or two
-        self._names.update([(-0.008, y) for y, _ in lines], [line for _, line in lines])
+        self._names.write([(-0.008, y) for y, _ in lines], [line for _, line in lines])
 
-    def along(self, control: str, degrees: Sequence, best: str, **values) -> tuple:
-        """Returns the same, whatever the planner finds."""
-        return super().along(control, degrees, **values)
-
-    def code(self, best: str, **values) -> str:
-        """Returns Python that prints what is shown, but for the planner's."""
-        return super().code(**values)
-
-    def idle(self, **values) -> list[str]:
-        """Controls that do nothing: a pipeline's without one, shards of nothing, experts that the model doesn't have."""
-        does_nothing = dict.fromkeys(("schedule", "virtual"), values["pp"] == values["virtual"] == 1)
-        does_nothing["dp_shard"] = values["zero"] == 0 and values["dp_shard"] == ALL
-        does_nothing["ep"] = values["ep"] == 1 and not SHAPES[values["model"]].experts
-        return [name for name, idle in does_nothing.items() if idle]
+    def idle(self, **values) -> dict[str, bool]:
+        """A pipeline's controls without one, shards of nothing, experts that the model doesn't have."""
+        idle = dict.fromkeys(("schedule", "virtual"), values["pp"] == values["virtual"] == 1)
+        idle["dp_shard"] = values["zero"] == 0 and values["dp_shard"] == ALL
+        return idle | {"ep": values["ep"] == 1 and not SHAPES[values["model"]].experts}
 
 
 def _beside(name: str, plan: Plan, own: str) -> str:

@@ -19,14 +19,13 @@ from matplotlib.patches import Rectangle
 from manyranks.show import style, units
 from manyranks.show.bars import Bars, corners
 from manyranks.show.lines import curves as drawn
-from manyranks.show.looks import STEP, box, sheet
-from manyranks.show.over import DRAWN, Curve
-from manyranks.show.scenario import MEMORY, MFU, SHARED, Cost, Scenario
+from manyranks.show.over import Curve
+from manyranks.show.scenario import MFU, SHARED, Cost, Scenario
 from manyranks.show.setting import tried
+from manyranks.show.style import STEP, box, sheet
 from manyranks.show.tables import Table, table
 from manyranks.theory import ModelShape, Plan, pipeline
 from manyranks.theory.cluster import Cluster
-from manyranks.theory.names import Named
 from manyranks.theory.nd.rules import Comparison
 from manyranks.theory.nd.tokens import Balance, Check
 from manyranks.theory.planner import Found
@@ -242,30 +241,28 @@ _PANELS |= {"microbatch": "micro-batch b"}
 
 
 @style.styled
-def over_degrees(shape: ModelShape, plan: Plan, cluster: Cluster, of: str = MFU) -> style.Figure:
-    """Draws a number of a step over each degree of a plan, side by side, with all others as they are.
+def over_degrees(shape: ModelShape, plan: Plan, cluster: Cluster) -> style.Figure:
+    """Draws MFU over each degree of a plan, side by side, with all others as they are.
 
     DP is what the same GPUs leave. A ring: the plan; a cross: what doesn't fit in memory; values that can't be are left out.
 
     shape: of the model
     plan: what is changed in one place at a time
     cluster: one with this many GPUs or more
-    of: "MFU", "memory per GPU" or "bubble (share of the step)"
 
-    Raises ValueError for another number, and for a plan that doesn't fit the shape or the cluster.
+    Raises ValueError for a plan that doesn't fit the shape or the cluster.
     """
-    chosen, now = Named("number", DRAWN)[of][0], Scenario(shape, plan, cluster).cost
+    now = Scenario(shape, plan, cluster).cost
     left_out = {"ep": not shape.experts, "dp_shard": plan.zero < 3}
     names = [name for name in _PANELS if not left_out.get(name)]
     wide, high = 3.0, 0.35 + 1.7 * -(-len(names) // 3)
     fig = style.Figure(figsize=(3 * wide, high), layout="none")
     along = {name: _along(shape, plan, cluster, name) for name in names}
-    least = max(chosen(cost) for each in along.values() for cost in each.values())
-    least = min(least, 2 * now.room) if of == MEMORY else least
+    least = max(cost.mfu for each in along.values() for cost in each.values())
     for k, (name, costs) in enumerate(along.items()):
         place = (wide * (k % 3) + 0.62, high - 1.7 * (k // 3) - 1.35, wide - 0.74, 0.98)
         axes = fig.add_axes(np.divide(place, 2 * (3 * wide, high)))
-        Curve(axes, of, _PANELS[name], list(map(str, costs)), True).update(
+        Curve(axes, MFU, _PANELS[name], list(map(str, costs)), True).update(
             list(costs.values()), now, list(costs).index(getattr(plan, name) or plan.dp), least
         )
         large = [at for at, cost in enumerate(costs.values()) if cost.held > cost.room]

@@ -1,7 +1,6 @@
 """The result of `world.measure`: what the ranks returned, with what was counted while they ran."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +18,6 @@ from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE
 from manyranks.world import cells
 from manyranks.world.counted import programs
-from manyranks.world.counted.waits import waits_of
 from manyranks.world.rank.recording import Recording
 
 # The algorithm whose bytes are an operation's nominal ones; those of broadcast and reduce are gloo's.
@@ -78,7 +76,8 @@ class Measurement:
         """
         if self.profiles is None:
             raise ValueError("this run has no budgets: measure it with profile=True")
-        return {rank: budget(self.profiles[rank], waits) for rank, waits in waits_of(self.calls, self._recordings).items()}
+        waits = programs.waits_of(self.calls, self._recordings)
+        return {rank: budget(self.profiles[rank], own) for rank, own in waits.items()}
 
     @cached_property
     def program(self) -> Program:
@@ -125,7 +124,7 @@ class Measurement:
 
 def measurement(results: list, recordings: dict[int, Recording]) -> Measurement:
     """Puts together what the ranks recorded. recordings: rank -> Recording, for the ranks that ran."""
-    calls = {rank: [_readable(call) for call in recording.calls] for rank, recording in recordings.items()}
+    calls = {rank: [replace(call, where=cells.label(call.where)) for call in own.calls] for rank, own in recordings.items()}
     no_bytes = next((r.no_bytes for r in recordings.values() if r.no_bytes), None)
     return Measurement(
         ranks=tuple(recordings),
@@ -159,7 +158,3 @@ def payload(call: Call, rank: int) -> int:
 def _of(name: str, recordings: dict[int, Recording]) -> dict[int, Any] | None:
     values = {rank: getattr(recording, name) for rank, recording in recordings.items()}
     return None if None in values.values() else values
-
-
-def _readable(call: Call) -> Call:
-    return dataclasses.replace(call, where=cells.label(call.where))

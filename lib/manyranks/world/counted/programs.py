@@ -1,7 +1,8 @@
-"""A measured run as a Program: what each rank issued and waited for, with what it computed in between."""
+"""A measured run as a Program: what each rank issued and waited for, what it computed in between; and who came late."""
 
 from collections.abc import Hashable, Iterator
 
+from manyranks.measure.budget import Wait as Waiting
 from manyranks.measure.calls import Call, Event
 from manyranks.timeline import replay
 from manyranks.timeline.costs import Transfer
@@ -15,13 +16,14 @@ Message = tuple[int, int, int]  # source, destination, bytes
 def program(calls: Calls, recordings: dict[int, Recording]) -> Program:
     """Rank r of the world is rank r of the program; a rank that did not run has no instructions."""
     sizes = _sizes(calls)
-    ranks = range(max(_members(calls) | recordings.keys()) + 1)
+    members = {rank for issued in calls.values() for call in issued for rank in call.ranks}
+    ranks = range(max(members | recordings.keys()) + 1)
     return Program(tuple(tuple(_instructions(calls[r], recordings[r], r, sizes)) if r in calls else () for r in ranks))
 
 
 def rounds(program: Program) -> list[tuple[Message, ...]]:
     """The program's messages on a clock on which each takes one round, and starts when both its ranks have come to it."""
-    met = Program(tuple(tuple(map(_meeting, rank)) for rank in program.ranks))
+    met = Program(tuple(tuple(i._replace(rendezvous=True) if type(i) is Send else i for i in r) for r in program.ranks))
     clock = replay(met, _Rounds())
     found: list[list[Message]] = [[] for _ in range(round(clock.makespan))]
     for rank, instructions in enumerate(met.ranks):
@@ -47,10 +49,6 @@ class _Rounds:
         return Transfer(0.0)
 
 
-def _meeting(instruction: Instruction) -> Instruction:
-    return instruction._replace(rendezvous=True) if type(instruction) is Send else instruction
-
-
 def whole_bytes(call: Call) -> int:
     """Bytes of a collective's whole tensor, where this rank puts in a part of it.
 
@@ -58,10 +56,6 @@ def whole_bytes(call: Call) -> int:
     """
     parts = len(call.ranks) if call.op in ("all_gather", "gather") else 1
     return max(call.bytes * parts, call.received)
-
-
-def _members(calls: Calls) -> set[int]:
-    return {rank for issued in calls.values() for call in issued for rank in call.ranks}
 
 
 def _sizes(calls: Calls) -> dict[tuple, int]:
@@ -113,3 +107,30 @@ def _issue(call: Call, rank: int, sizes: dict[tuple, int]) -> Instruction:
     if call.op == "recv":
         return Recv(call.peer, size, (call.group, call.tag), call.number)
     return Collective(call.op, size, call.ranks, call.number)
+
+
+def waits_of(calls: Calls, recordings: dict[int, Recording]) -> dict[int, list[Waiting]]:
+    """Each rank's waits, in order. One for which it is not known what was waited for is for all collectives under way; of a
+    receive from any rank it is not known who had not come, so that nobody counts as late."""
+    came: dict[tuple, float] = {}
+    for rank, issued in calls.items():
+        for call in issued:
+            key = key_of(call, rank)
+            came[key] = max(came.get(key, call.started), call.started)
+    return {rank: list(_waits(rank, calls[rank], recording, came)) for rank, recording in recordings.items()}
+
+
+def _waits(rank: int, issued: list[Call], recording: Recording, came: dict[tuple, float]) -> Iterator[Waiting]:
+    under_way: dict[int, Call] = {}
+    for event in recording.journal:
+        if not event.waits:
+            under_way[event.number] = issued[event.number]
+            continue
+        if event.number is None:
+            waited = [call for call in under_way.values() if call.op not in ("send", "recv")]
+        else:
+            waited = [issued[event.number]]
+        for call in waited:
+            under_way.pop(call.number, None)
+        last = max((came[key_of(call, rank)] for call in waited), default=event.started)
+        yield Waiting(event.started, event.finished, last)

@@ -59,7 +59,7 @@ class Case:
         """
         last, now = self._last, _Round(when, looks)
         self._last = now
-        same = last is not None and _same_calls(last.looks, looks)
+        same = last is not None and {r: _calls(each) for r, each in last.looks.items()} == {r: _calls(looks[r]) for r in looks}
         if not same or not _still(last, now):
             self._since, self._turn, self._turns = now, now, 0
         elif all(_had_its_turn(self._turn.looks[rank], looks[rank]) for rank in looks):
@@ -133,10 +133,6 @@ def _counterpart(call: Call, other: Whereabouts | Reply | None) -> Call | None:
 
 def _kind(call: Call) -> str:
     return _ALIKE.get(call.op, call.op)
-
-
-def _same_calls(before: Looks, now: Looks) -> bool:
-    return before.keys() == now.keys() and all(_calls(before[rank]) == _calls(now[rank]) for rank in now)
 
 
 def _calls(seen: Whereabouts) -> tuple:

@@ -1,4 +1,4 @@
-"""Says what went wrong on the ranks, in the reader's terms: cells, lines, calls and who waits for whom."""
+"""What went wrong, in the reader's terms: cells, lines, calls and who waits for whom."""
 
 import re
 import signal
@@ -274,15 +274,10 @@ def _table(outcome: Outcome) -> str:
             peer = "" if call.peer is None else str(call.peer)
             rows.append((str(rank), f"{call.op} #{call.sequence}", call.group, peer, cells.label(call.where)))
         else:
-            rows.append((str(rank), *_without_call(seen, states[rank])))
+            does, place = (states[rank], "") if seen is None else (call or "running", cells.label(seen.place))
+            rows.append((str(rank), does, "", "", place))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def _without_call(seen: Whereabouts | None, state: str) -> tuple[str, str, str, str]:
-    if seen is None:
-        return state, "", "", ""
-    return seen.blocked or "running", "", "", cells.label(seen.place)
 
 
 def divergence(outcome: Outcome) -> str | None:

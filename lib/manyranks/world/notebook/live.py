@@ -111,7 +111,9 @@ class Live(Nothing):
             self._looks |= self._outcome.whereabouts
             still = [rank for rank in self._outcome.missing if (seen := self._looks.get(rank)) and seen.blocked is None]
             self._outcome.stopped |= set(still)
-            self._end({"text/html": self._strip(), "text/plain": self._said()})
+            states = states_of(self._outcome, self._looks, set()).items()
+            lines = (f"rank {rank}: {', '.join(filter(None, (state.words, state.more)))}" for rank, state in states)
+            self._end({"text/html": self._strip(), "text/plain": "\n".join(lines)})
 
     def clear(self) -> None:
         if self._handle is not None:
@@ -151,12 +153,6 @@ class Live(Nothing):
         states = states_of(self._outcome, self._looks, self._printing())
         shown = "".join(_cell(rank, state, self._looks.get(rank)) for rank, state in states.items())
         return f"{_STYLE}<div class='manyranks-run'>{shown}<span>{self._last - self._started:.0f} s</span></div>"
-
-    def _said(self) -> str:
-        states = states_of(self._outcome, self._looks, set())
-        return "\n".join(
-            f"rank {rank}: {state.words}{f', {state.more}' if state.more else ''}" for rank, state in states.items()
-        )
 
     def _printing(self) -> set[int]:
         now = {rank: self._output.printed(rank) for rank in self._outcome.ranks}

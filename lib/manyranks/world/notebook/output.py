@@ -42,7 +42,6 @@ class Output:
         return bool(data)
 
     def printed(self, rank: int) -> int:
-        """Bytes so far."""
         return self._bytes.get(("stdout", rank), 0) + self._bytes.get(("stderr", rank), 0)
 
     def take(self, rank: int, what: Shown, stranger: bool = False) -> None:
@@ -94,7 +93,7 @@ class Output:
         if not self._shown[key[1]]:  # a program printed the mark itself
             return
         data = self._shown[key[1]].popleft().data
-        if not _in_notebook():
+        if not type(sys.stdout).__module__.startswith("ipykernel."):  # it goes to a file or another program
             self._print(key, data.get("text/plain", ""))
             return
         from IPython.display import display
@@ -122,11 +121,6 @@ class Output:
             out.write(f"── rank {rank} ──\n")
             self._heading = key
         return out
-
-
-def _in_notebook() -> bool:
-    """Returns whether what is printed now goes to a notebook, and not to a file or another program."""
-    return type(sys.stdout).__module__.startswith("ipykernel.")
 
 
 def _by_rank(key: tuple[str, int]) -> tuple[int, bool]:

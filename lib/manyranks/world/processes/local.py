@@ -81,7 +81,6 @@ class RankProcess:
         self.pid = _CREDENTIALS.unpack(credentials)[0] if self.sandboxed else int(pid.tobytes())
 
     def send_signal(self, number: int) -> None:
-        """Sends the process a signal, if it lives."""
         if self.pid and self.poll() is None:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
@@ -109,7 +108,6 @@ class RankProcess:
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Closes what the rank prints to and ends through."""
         while self._pipes:
             os.close(self._pipes.pop())
 
@@ -204,7 +202,6 @@ class Forkserver:
         return self._process.pid
 
     def alive(self) -> bool:
-        """Returns whether it can still fork ranks."""
         if os.getpid() == self._owner:
             return self._process.poll() is None and not self._hung_up()
         with contextlib.suppress(OSError):  # this process was forked from the one that started it, and cannot wait for it

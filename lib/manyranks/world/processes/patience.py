@@ -80,7 +80,6 @@ class Clock:
         self._before = {pid: (*turn, computed(pid)) for pid in pids if (turn := _turn(pid))} if most > 1 else {}
 
     def forget(self, seconds: float) -> None:
-        """Leaves out seconds that somebody else has taken."""
         self._began += seconds
 
     def over(self, seconds: float) -> bool:

@@ -5,6 +5,7 @@ import secrets
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 from manyranks.world.errors import NODE_LOST, WorldError
@@ -54,7 +55,8 @@ class RayServer:
         self._listener = socket.create_server((_addresses(ray)[mine], 0), backlog=size * len(ray_nodes.CHANNELS))
         self._listener.settimeout(_CONNECTING)
         self._secret = secrets.token_bytes(16)
-        self._actors = {node: self._actor(node, ranks) for node, ranks in self._places().items()}
+        ranks = Counter(node["NodeID"] for node in self._nodes)
+        self._actors = {node: self._actor(node, count) for node, count in ranks.items()}
 
     def wait_until_ready(self) -> None:
         """Returns when every node has imported torch. Raises WorldError if one does not."""
@@ -66,7 +68,6 @@ class RayServer:
             ) from error
 
     def meeting_place(self, folder: str | None = None) -> str:
-        """Returns the address where the ranks find each other, on the first one's node."""
         first = self._nodes[0]
         port = self._ray.get(self._actors[first["NodeID"]].free_port.remote(), timeout=_CONNECTING)
         return f"tcp://{first['NodeManagerAddress']}:{port}"
@@ -83,15 +84,12 @@ class RayServer:
         return RemoteRank(rank, actor, channels)
 
     def changed_environment(self) -> dict[str, str | None]:
-        """Returns what ranks are told of this process's environment: nothing, nodes have their own."""
         return {}
 
     def clock(self) -> float:
-        """Returns what the notebook's clock shows, in seconds."""
         return time.perf_counter()
 
     def alive(self) -> bool:
-        """Returns whether all nodes can still fork ranks."""
         try:
             self._ray.get([actor.__ray_ready__.remote() for actor in self._actors.values()], timeout=_ANSWERING)
         except Exception:  # a node or its actor is gone, or Ray itself
@@ -122,17 +120,11 @@ class RayServer:
             connection.close()
         raise TimeoutError("its channels did not come")
 
-    def _places(self) -> dict[str, list[int]]:
-        places: dict[str, list[int]] = {}
-        for rank, node in enumerate(self._nodes):
-            places.setdefault(node["NodeID"], []).append(rank)
-        return places
-
-    def _actor(self, node: str, ranks: list[int]):
+    def _actor(self, node: str, ranks: int):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where = NodeAffinitySchedulingStrategy(node, soft=False)
-        kind = self._ray.remote(num_cpus=len(ranks), scheduling_strategy=where, max_restarts=0)(ray_nodes.Node)
+        kind = self._ray.remote(num_cpus=ranks, scheduling_strategy=where, max_restarts=0)(ray_nodes.Node)
         return kind.remote(self._listener.getsockname(), self._secret, _addresses(self._ray)[node])
 
 

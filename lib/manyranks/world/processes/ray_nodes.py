@@ -55,7 +55,6 @@ class Node:
                 _carry(os.fdopen(pipe, "rb", buffering=0, closefd=False), there)
 
     def told(self, rank: int, pid: int) -> None:
-        """The rank's process, as its first message has it."""
         self._pids[rank] = pid
 
     def signal(self, rank: int, number: int) -> None:
@@ -65,7 +64,6 @@ class Node:
                 (os.killpg if number == signal.SIGKILL else os.kill)(pid, number)
 
     def close(self) -> None:
-        """Ends the node's ranks."""
         self._server.close()
 
 

@@ -8,12 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from manyranks.world.errors import NotStarted
 from manyranks.world.fences.confine import Confined
-from manyranks.world.processes.local import RankProcess, readable, the_forkserver
+from manyranks.world.processes.local import Forkserver, RankProcess, readable, the_forkserver
 from manyranks.world.processes.patience import Patience
+from manyranks.world.processes.ray_engine import RayServer
 from manyranks.world.rank import messages, watch
 from manyranks.world.rank.process import Setup
 
@@ -21,30 +21,7 @@ _DUMPING = 1.0  # seconds that faulthandler has to write: a busy machine is late
 _ANSWERING = 0.3  # seconds that ranks have to say where they are
 _STANDING_STILL = 120.0  # seconds that ranks which start may do nothing; while they get on, they may take any time
 _TICK = 0.05
-
-
-class Server(Protocol):
-    """Something that forks ranks: a local.Forkserver on this machine, or a ray_engine.RayServer on a cluster.
-
-    Confined ranks are forked by a Forkserver only, which can renew their network.
-    """
-
-    @property
-    def pid(self) -> int | None: ...  # the parent of the ranks; None where it is on other machines
-
-    def alive(self) -> bool: ...  # whether it can still fork ranks
-
-    def wait_until_ready(self) -> None: ...  # raises WorldError if it will not be
-
-    def meeting_place(self, folder: str | None = None) -> str: ...  # where ranks find each other: a file, or an address
-
-    def changed_environment(self) -> dict[str, str | None]: ...  # variables that ranks are to set, or to remove
-
-    def clock(self) -> float | None: ...  # seconds to set a rank's clock by; None where it has the notebook's
-
-    def fork(self, rank: int) -> RankProcess: ...  # a process with nothing set up yet; raises WorldError
-
-    def release(self) -> None: ...  # a world has ended
+Server = Forkserver | RayServer  # forks ranks, on this machine or on a cluster; confined ones, a Forkserver alone
 
 
 class Team:
@@ -54,7 +31,7 @@ class Team:
         """Starts the ranks and waits until their group is ready. Raises NotStarted if it does not come to be."""
         self.processes: list[RankProcess] = []
         self._owner = os.getpid()
-        self._looking = threading.Lock()
+        self._looking = threading.RLock()  # World.stacks may ask from another thread
         self.selector = selectors.DefaultSelector()  # of all that ranks may say; data: (process, which of its channels)
         self._modules: dict[str, int] = {}  # file -> when it was written, as its functions were first run
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
@@ -103,27 +80,22 @@ class Team:
 
     def look(self, ranks, question: bytes = watch.DETAILS) -> dict[int, watch.Whereabouts | None]:
         """Asks these ranks what each is doing; None for one that does not answer."""
-        with self._looking:  # World.stacks may ask from another thread
-            self._ask(ranks, question)
-            return self._answers(ranks, _ANSWERING)
+        with self._looking:
+            self.ask(ranks, question)
+            return dict.fromkeys(ranks) | self.answers(ranks, _ANSWERING)
 
     def ask(self, ranks, question: bytes) -> None:
         """Asks these ranks what they are doing; `answers` has it later."""
         with self._looking:
-            self._ask(ranks, question)
+            for rank in ranks:
+                self.processes[rank].question(question)
 
     def answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts]:
         """Returns the answers to the last question that have come, or come within this time."""
         with self._looking:
-            return {rank: seen for rank, seen in self._answers(ranks, seconds).items() if seen is not None}
-
-    def _ask(self, ranks, question: bytes) -> None:
-        for rank in ranks:
-            self.processes[rank].question(question)
-
-    def _answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts | None]:
-        deadline = time.monotonic() + seconds
-        return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
+            deadline = time.monotonic() + seconds
+            seen = {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
+            return {rank: each for rank, each in seen.items() if each is not None}
 
     def lines_of_silent(self, looks: dict) -> dict[int, str]:
         """Returns what faulthandler says of the ranks that did not answer: where code in C holds the interpreter."""
@@ -135,11 +107,9 @@ class Team:
 
     @property
     def torn(self) -> bool:
-        """Returns whether a message to or from a rank was cut short."""
         return any(process.torn for process in self.processes)
 
     def interrupt(self, ranks) -> None:
-        """Lets KeyboardInterrupt rise in these ranks, where Python runs."""
         for rank in ranks:
             self.processes[rank].send_signal(signal.SIGINT)
 
@@ -161,11 +131,7 @@ class Team:
 
 def server_of(engine: str, size: int, confined: bool) -> Server:
     """Returns what forks the ranks of a world of this size."""
-    if engine == "local":
-        return the_forkserver(hold=True, confined=confined)
-    from manyranks.world.processes.ray_engine import RayServer
-
-    return RayServer(size)
+    return the_forkserver(hold=True, confined=confined) if engine == "local" else RayServer(size)
 
 
 def _last_words(process: RankProcess) -> str:

@@ -32,7 +32,6 @@ def run_cell(source: str, name: str) -> None:
 
 
 def time_cell(source: str, name: str) -> float:
-    """Runs a cell as run_cell does; returns the seconds that it took."""
     started = time.perf_counter()
     run_cell(source, name)
     return time.perf_counter() - started
@@ -68,7 +67,6 @@ def get_variable(name: str):
 
 
 def set_variables(values: dict) -> None:
-    """Sets variables of this rank's cells."""
     _variables().update(values)
 
 

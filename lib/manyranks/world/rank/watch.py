@@ -14,18 +14,34 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import NamedTuple
 
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
 from manyranks.measure.location import Place, idle, machinery, place_of, readers_first
 from manyranks.world.rank import debugger, messages, tasks
-from manyranks.world.rank.processor import Processor, processor
 
 BRIEFLY, DETAILS = b"?", b"!"  # what the notebook asks
 DEBUG, NAMES = b"d", b"n"  # the first opens the debugger where the rank is; after the second comes what a name begins with
 _DEEP = 20  # frames
 _LOOKS = 3  # at most, at one moment
+_TASKS = "/proc/self/task"  # what Linux says of threads
 before: wire.Counters = {}  # where the sockets' counters stood when this run began
+
+
+class Processor(NamedTuple):
+    """Holds what Linux says about a process.
+
+    state: of the main thread, "S" if it sleeps and "R" if it runs or is ready to
+    rests: how often the main thread has gone to sleep voluntarily
+    ready: each other thread that is ready to run, and how often it has run
+    delayed: seconds that a thread has waited for a processor, on average
+    """
+
+    state: str
+    rests: int
+    ready: list[tuple[int, int]]
+    delayed: float
 
 
 @dataclass
@@ -148,3 +164,25 @@ def _moved() -> tuple[int, int]:
         return wire.moved(before, wire.counters())
     except OSError:  # no file descriptor is left
         return 0, 0
+
+
+def processor() -> Processor | None:
+    """Returns what the system says, None if it says nothing."""
+    try:
+        main, asker = os.getpid(), threading.get_native_id()  # main_thread().native_id is the parent's after a fork
+        status = dict(line.split(":", 1) for line in _read(main, "status").splitlines() if ":" in line)
+        threads = {int(task): [int(n) for n in _read(task, "schedstat").split()] for task in os.listdir(_TASKS)}
+        ready = [(task, ran) for task, (_, _, ran) in threads.items() if task != asker and _state(task) == "R"]
+        delayed = sum(waited for _, waited, _ in threads.values()) / len(threads) / 1e9
+        return Processor(status["State"].split()[0], int(status["voluntary_ctxt_switches"]), ready, delayed)
+    except (OSError, LookupError, ValueError):  # another system, or a thread has just ended
+        return None
+
+
+def _state(task: int) -> str:
+    return _read(task, "stat").rpartition(") ")[2][0]
+
+
+def _read(task: int | str, name: str) -> str:
+    with open(f"{_TASKS}/{task}/{name}") as file:
+        return file.read()

@@ -237,7 +237,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def text(error: BaseException) -> str:
-    """The error's text; its name where it has none."""
     try:
         return str(error) or type(error).__name__
     except Exception:  # its __str__ raises
