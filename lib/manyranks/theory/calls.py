@@ -60,7 +60,8 @@ class Calls(NamedTuple):
     def __rmul__(self, times: int) -> "Calls":
         return Calls(*(times * x for x in self))
 
-    __mul__ = __rmul__
+    def __mul__(self, times: int) -> "Calls":
+        return times * self
 
 
 class Passes(NamedTuple):
@@ -79,7 +80,8 @@ class Passes(NamedTuple):
     def __rmul__(self, times: int) -> "Passes":
         return Passes(times * self.forward, times * self.backward)
 
-    __mul__ = __rmul__
+    def __mul__(self, times: int) -> "Calls":
+        return times * self
 
 
 def counted(calls: Iterable[Call], n: int, rank: int = 0) -> Passes:

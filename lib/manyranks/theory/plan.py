@@ -78,6 +78,15 @@ class OneRank:
 
     __slots__ = ()
 
+    seq: int
+    microbatch: int
+    cp: int
+    tp: int
+    expert_tp: int
+    sequence_parallel: bool
+    precision: str
+    stack: str
+
     @property
     def rank_tokens(self) -> int:
         """T: tokens of one micro-batch on one rank."""
@@ -102,10 +111,28 @@ class OneRank:
         return STACKS[self.stack]
 
 
-_LOCAL = "cp tp ep expert_tp seq microbatch sequence_parallel recompute precision overlap overlap_tensor flash context regather"
+class _Local(NamedTuple):
+    """Local's fields, which are Plan's."""
+
+    cp: int
+    tp: int
+    ep: int
+    expert_tp: int
+    seq: int
+    microbatch: int
+    sequence_parallel: bool
+    recompute: str
+    precision: str
+    overlap: bool
+    overlap_tensor: bool
+    flash: bool
+    context: str
+    regather: bool
+    offload_layers: int
+    stack: str
 
 
-class Local(namedtuple("Local", f"{_LOCAL} offload_layers stack"), OneRank):
+class Local(_Local, OneRank):
     """The part of a plan that decides a layer's time and activations on one rank, whatever other degrees are."""
 
     __slots__ = ()
