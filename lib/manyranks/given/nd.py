@@ -175,9 +175,9 @@ def sick(letter: str) -> Run:
 def recorded(seed: int, kind: str) -> tuple[Run, ...]:
     """Records one step of each cluster of a kind: all on the same ranks, one after the other.
 
-    seed: 0 for the clusters that everybody has; for another, sick like them in another place.
+    seed: 0 for the clusters that everybody has; with another, also some that are sick like them in another place.
     """
-    every = [_like(one, seed, kind, i) if seed else one for i, one in enumerate(KINDS[kind])]
+    every = [*KINDS[kind], *(_like(one, seed, kind, i) for i, one in enumerate(KINDS[kind]) if seed)]
     with World(_RANKS, backend="gloo", timeout=60) as world:
         return tuple(_run(one, world.measure(_step, one)) for one in every)
 
@@ -358,12 +358,12 @@ _JOBS = {  # axis -> degree and GB, and the GPUs of a node
         ({"cp": (16, 10), "dp": (8, 9), "pp": (2, 0.5)}, 8),
         ({"dp": (2, 4), "tp": (8, 6), "cp": (4, 5)}, 4),
         ({"dp": (2, 3), "tp": (4, 4), "cp": (2, 3)}, 4),
+        ({"cp": (2, 6), "dp": (3, 1), "tp": (8, 1)}, 8),
     ),
 }
 
 
-def jobs() -> Iterator[tuple]:
-    """Yields what a report calls each job, and the arguments of the call."""
+def jobs() -> Iterator[tuple]:  # what a report calls each, and the arguments of the call
     return (_job(note, *job) for note, jobs in _JOBS.items() for job in jobs)
 
 

@@ -271,13 +271,13 @@ plan = Task(
 
 
 def _clusters(kind: str) -> dict:
-    """Makes one case of all clusters of a kind. The judge asks about others: knowing only the first earns no points."""
+    """Makes one case of all clusters of a kind. The judge asks about more: knowing only the first ones earns no points."""
 
     def exam(case: str, rank: int, n: int, seed: int) -> Exam:
         questions = {}
         for i, run in enumerate(given.recorded(seed, kind), 1):
             axes = ", ".join(f"{axis} {degree}" for axis, degree in run.sizes.items())
-            whose = "another cluster" if i > 1 or seed else "the cluster that you have"
+            whose = "another cluster" if i > 1 else "the cluster that you have"
             questions[f"{whose} ({i}: {axes}; nodes of {run.node})"] = (run,)
         return Exam(case, questions)
 
