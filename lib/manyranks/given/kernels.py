@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from manyranks.given import numbers
 from manyranks.lazy import Missing
 from manyranks.measure.journal import Stopped
 from manyranks.measure.location import place_of
+from manyranks.measure.watch import gradients
 
 WORD, ROWS = 4, 32  # bytes of a word of shared memory; rows of a tile, one per lane of a warp
 
@@ -99,19 +101,25 @@ class Product(NamedTuple):
 
 
 def drawn_products(random: Random) -> list[Product]:
-    """Returns a wide product and a tall one, with a budget and memory for one tile."""
-    found = []
-    for wide in (True, False):
-        tile, k = (32, random.choice((64, 128))), random.randint(20, 50)
-        size = random.randint(20, 32), random.randint(tile[1] + 1, 2 * tile[1])
-        asks = 4 * (k * (2 * size[0] + size[1]) + size[0] * size[1])
-        m, n = size if wide else size[::-1]
-        found.append(Product(m, k, n, asks + random.randrange(500), 64 * sum(tile) + random.randrange(500)))
-    return found
+    """Returns wide products, tall ones and a square one. One tile keeps the budget, of those that fit into the memory."""
+    wide = 32, random.choice((64, 128))
+    return [
+        _product(random, wide, ((20, 32), (wide[1] + 1, 2 * wide[1])), turned=False),
+        _product(random, wide, ((20, 32), (wide[1] + 1, 2 * wide[1])), turned=True),
+        _product(random, (16, 128), ((8, 16), (129, 256)), turned=random.random() < 0.5),
+        _product(random, (64, 64), ((97, 128), (97, 128)), turned=False, room=2048),  # also 32 × 128 fits
+    ]
+
+
+def _product(random: Random, tile: tuple[int, int], sizes: tuple, turned: bool, room: int = 0) -> Product:
+    (m, n), k = (random.randint(*one) for one in sizes), random.randint(20, 50)
+    asks = 4 * (k * (m * -(-n // tile[1]) + n * -(-m // tile[0])) + m * n)
+    m, n = (n, m) if turned else (m, n)
+    return Product(m, k, n, asks + random.randrange(200), 64 * sum(tile) + room + random.randrange(200))
 
 
 class Tokens(NamedTuple):
-    """A case of tokens. strong: what hidden vectors are multiplied by: logits of ±100 have no exponential in float32."""
+    """A case of tokens. strong: what hidden vectors are multiplied by: logits of ±120 have no exponential in float32."""
 
     tokens: int
     words: int
@@ -141,6 +149,28 @@ class Heads(NamedTuple):
 
     def __str__(self) -> str:
         return f"with {self.heads} heads of {self.head}, {self.rows} tokens and tiles of {self.tile}"
+
+
+def drawn_heads(case: Heads, seed: int) -> list[Tensor]:
+    """Draws q, k, v and the output's gradient. Of few tokens, all scores are near 42²/√D: they have no exponential."""
+    drawn = [numbers.normal((case.heads, case.rows, case.head), seed, case, i) for i in range(4)]
+    if case.rows < 100:
+        drawn[0][..., 0] = drawn[1][..., 0] = 42
+    return drawn
+
+
+def larger(most: int, q_ASD: Tensor, tile: int) -> str:
+    """Says whether more elements were made than a tile of keys for all queries has, or q, k, v and more side by side."""
+    return "made" if most > q_ASD.shape[0] * q_ASD.shape[1] * max(tile, 4 * q_ASD.shape[2]) else "not made"
+
+
+def two_calls(kind: type[torch.autograd.Function], drawn: list[Tensor], tile: int) -> dict[str, Tensor]:
+    """Calls a function twice, and backward in the order of forward. Returns the gradients of the first call."""
+    *first, grad = drawn
+    calls = [[(share * one).requires_grad_() for one in first] for share in (1.0, 0.5)]
+    for out in [kind.apply(*one, tile) for one in calls]:
+        out.backward(grad)
+    return gradients(dict(zip("qkv", calls[0], strict=True)), "the gradient in the first call of two of ")
 
 
 class Tile(NamedTuple):
