@@ -102,15 +102,15 @@ def test_the_same_run_under_other_conventions():
 def test_the_command_says_how_much_was_used_where_that_is_asked(monkeypatch, capsys, asked):
     gpt = GPTConfig(layers=2, hidden=32, heads=4, seq=32)
     used = Utilization(gpt.shape(), gpt.seq, 2e4, Peak(2e11, "2 × CPU with 1 thread", "float32", "measured: …"))
-    given = []
+    given = {}
 
-    def train(*arguments):
-        given.extend(arguments)
-        return Result([3.0], 2.5, 0, 1.0, 842_000, 2, used if arguments[6] else None)
+    def train(*_, **named):
+        given.update(named)
+        return Result([3.0], 2.5, 0, 1.0, 842_000, 2, used if named["utilization"] else None)
 
     monkeypatch.setattr(__main__, "_on_own_ranks", lambda ranks, cluster: train)
     __main__.main(["--dp", "2", "--steps", "1", *(["--mfu"] if asked else [])])
-    assert given[6] is asked
+    assert given["utilization"] is asked
     lines = [line for line in capsys.readouterr().out.splitlines() if "MFU" in line]
     share = f"MFU {used.mfu():.1%}, HFU {used.hfu():.1%} (causal)"
     peak = "200 GFLOP/s in float32 (2 × CPU with 1 thread, measured: …)"

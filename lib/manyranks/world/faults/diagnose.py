@@ -1,4 +1,4 @@
-"""What went wrong, in the reader's terms: cells, lines, calls and who waits for whom."""
+"""Says what went wrong, in the reader's terms: cells, lines, calls and who waits for whom."""
 
 import re
 import signal
