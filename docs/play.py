@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 FILE = Path(__file__).with_name("play.json")
-COLORS = ("#9ecae1", "#fdae6b", "#a1d99b", "#e7a6c8")  # of ranks, as in show/looks.py
+COLORS = ("#9ecae1", "#fdae6b", "#a1d99b", "#e7a6c8")  # of ranks, as in show/style.py
 _TIP = '<marker id="tip" viewBox="0 0 4 4" refX="2" refY="2" orient="auto"><path d="M0 0L4 2L0 4z"/></marker>'
 _WIDE = 360  # of a picture; a phone shows it 1 : 1
 _SLOTS = {"F": 1, "B": 2}  # a backward takes twice as long as a forward
