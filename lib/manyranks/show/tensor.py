@@ -237,7 +237,7 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         part = f" Of a node's {node} GPUs, {node - node % t} are used." if t <= node and node % t > 0 else ""
         return f"{plan.microbatch} × {plan.seq:,} tokens per micro-batch; {step}.{part}"
 
-    def layer(self, node: int = 0) -> pace.Both:
+    def layer(self, node: int = 0) -> pace.ForwardBackward:
         """Returns one layer's time. node: GPUs of a node, if not the cluster's."""
         here = self.scenario
         return pace.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)

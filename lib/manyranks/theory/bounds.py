@@ -7,7 +7,7 @@ import functools
 
 from manyranks.theory import activations, pace, pipeline, stages, states
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.pace import Both
+from manyranks.theory.pace import ForwardBackward
 from manyranks.theory.plan import Layout, Local, Plan, stages_passed
 from manyranks.theory.stages import Stage
 from manyranks.theory.states import Held
@@ -15,7 +15,7 @@ from manyranks.theory.states import Held
 _ROUNDING = 1 - 1e-6  # so that no rounding lifts a bound above what it bounds
 
 
-def passes(model: Both, p: int, m: int, hides: bool) -> float:
+def passes(model: ForwardBackward, p: int, m: int, hides: bool) -> float:
     """Returns seconds that a step takes at least: its passes on a pipeline rank with an equal share of the model.
 
     model: one micro-batch in the whole model, from pace.of_model
@@ -29,7 +29,7 @@ def passes(model: Both, p: int, m: int, hides: bool) -> float:
     return _ROUNDING * m / p * (pace.hide_experts(model) if hides else model).seconds
 
 
-def seconds(model: Both, local: Local, schedule: str, p: int, m: int, v: int) -> float:
+def seconds(model: ForwardBackward, local: Local, schedule: str, p: int, m: int, v: int) -> float:
     """Returns the same with the schedule's bubble, which is another maximum of sums."""
     least = passes(model, p, m, pace.hides_experts(local, schedule, p, m, v))
     if p == 1:

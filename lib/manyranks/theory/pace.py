@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from manyranks.theory import activations, checks, communicate, compute, pipeline, stages, states
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.calls import AGAIN, BACKWARD, BESIDE, FORWARD
+from manyranks.theory.calls import BACKWARD, FORWARD, REGATHER, WITH_WEIGHT
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.communicate import BETWEEN, Passing, Timed
 from manyranks.theory.compute import Busy, Site, Work
@@ -40,7 +40,7 @@ class Pass(NamedTuple):
         return (self.compute + self.seconds - self.chip, *self[1:4])
 
 
-class Both(NamedTuple):
+class ForwardBackward(NamedTuple):
     """A micro-batch's forward and backward.
 
     weight, host_weight: of backward, the weights' gradients that a schedule may run later and that hide no communication, on
@@ -56,20 +56,20 @@ class Both(NamedTuple):
     def seconds(self) -> float:
         return self.forward.seconds + self.backward.seconds
 
-    def apart(self) -> "Both":
+    def apart(self) -> "ForwardBackward":
         """Returns the same with weight gradients run apart: each half of backward takes at least its host's time."""
         weight = max(self.weight, self.host_weight)
         inputs = max(self.backward.chip - self.weight, self.backward.host - self.host_weight)
-        return Both(self.forward, self.backward._replace(host=inputs + weight), weight, weight)
+        return ForwardBackward(self.forward, self.backward._replace(host=inputs + weight), weight, weight)
 
 
-def total(counted: list[tuple[float, Both]]) -> Both:
+def total(counted: list[tuple[float, ForwardBackward]]) -> ForwardBackward:
     """The sum of passes, each as often as it is counted."""
     n = len(Pass._fields)
     sums = [0.0] * (2 * n + 2)
     for count, (forward, backward, *weights) in counted:
         sums = [x + count * y for x, y in zip(sums, (*forward, *backward, *weights), strict=True)]
-    return Both(Pass(*sums[:n]), Pass(*sums[n : 2 * n]), *sums[2 * n :])
+    return ForwardBackward(Pass(*sums[:n]), Pass(*sums[n : 2 * n]), *sums[2 * n :])
 
 
 def of_layer(
@@ -79,7 +79,7 @@ def of_layer(
     constants: Constants = DEFAULT,
     moe: bool = False,
     imbalance: float = 1.0,
-) -> Both:
+) -> ForwardBackward:
     """Times one micro-batch through one layer, on each of its tensor-, context- and expert-parallel ranks.
 
     moe: whether it is a layer with experts
@@ -95,15 +95,15 @@ def of_layer(
     return _of_part(compute.site(shape, plan.local, cluster, constants, imbalance), "moe" if moe else "dense")
 
 
-class Paced(NamedTuple):
+class ExpertLayerTime(NamedTuple):
     """The times of one micro-batch in one layer with experts.
 
     fullest: the rank for which all wait
     balanced: any rank, if all had the mean load
     """
 
-    fullest: Both
-    balanced: Both
+    fullest: ForwardBackward
+    balanced: ForwardBackward
 
     @property
     def forward(self) -> float:
@@ -123,7 +123,7 @@ class Paced(NamedTuple):
         return self.fullest.seconds - self.balanced.seconds
 
 
-def expert_layer(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float = 1.0) -> Paced:
+def expert_layer(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float = 1.0) -> ExpertLayerTime:
     """Attention and experts of one layer, where the fullest rank has `imbalance` times the mean load.
 
     The products of its experts and the bytes that it receives and sends back are so many times a balanced load's; no message
@@ -131,10 +131,10 @@ def expert_layer(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: flo
     fit, a shape without experts and an imbalance that cannot be.
     """
     found = (of_layer(shape, plan, cluster, moe=True, imbalance=each) for each in (imbalance, 1.0))
-    return Paced(*found)
+    return ExpertLayerTime(*found)
 
 
-def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT) -> list[Both]:
+def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT) -> list[ForwardBackward]:
     """Times one micro-batch on each pipeline rank. Raises ValueError where the plan does not fit the shape."""
     plan.check(shape)
     dealt = stages.deal(shape, plan.layout)
@@ -144,14 +144,14 @@ def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constan
     return [found[stage] for stage in dealt.ranks]
 
 
-def of_stages(work: Work, sent: Timed) -> dict[Stage, Both]:
+def of_stages(work: Work, sent: Timed) -> dict[Stage, ForwardBackward]:
     """Times one micro-batch on each kind of pipeline rank."""
     both = {name: (busy, sent.items[name]) for name, busy in work.parts.items()}
     found = {stage: _of_stage(tuple([(count, *both[name]) for count, name in own])) for stage, own in work.dealt.parts.items()}
     return {stage: fetching(work.site, stage, own) for stage, own in found.items()} if work.site.local.offload_layers else found
 
 
-def fetching(at: Site, stage: Stage, own: Both) -> Both:
+def fetching(at: Site, stage: Stage, own: ForwardBackward) -> ForwardBackward:
     """The same where layers' activations go to the host while forward computes, and come back while backward does.
 
     Source of the overlap: Megatron-LM's cpu_offloading_num_layers, by Transformer Engine's cpu_offload.
@@ -159,37 +159,37 @@ def fetching(at: Site, stage: Stage, own: Both) -> Both:
     bandwidth = at.speeds.cluster.host * at.speeds.constants.bandwidth
     takes = activations.offloaded(at.shape, at.local, stage) / bandwidth
     longer = (each._replace(compute=each.compute + max(0.0, takes - each.chip)) for each in own[:2])
-    return Both(*longer, *own[2:])
+    return ForwardBackward(*longer, *own[2:])
 
 
 @functools.lru_cache(maxsize=16384)
-def of_model(at: Site) -> Both:
+def of_model(at: Site) -> ForwardBackward:
     """Times one micro-batch in the whole model, as if one pipeline rank had all of it."""
     return total([(count, _of_part(at, part)) for count, part in stages.parts_of_model(at.shape)])
 
 
-def _of_part(at: Site, part: str) -> Both:
+def _of_part(at: Site, part: str) -> ForwardBackward:
     return shown(compute.of_part(at.of(part), part), communicate.seconds(Passing(at.of_calls(part), part), at.speeds))
 
 
 @functools.lru_cache(maxsize=65536)
-def _of_stage(parts: tuple[tuple[int, Busy, Seconds], ...]) -> Both:
+def _of_stage(parts: tuple[tuple[int, Busy, Seconds], ...]) -> ForwardBackward:
     return total([(count, shown(busy, sent)) for count, busy, sent in parts])
 
 
 @functools.lru_cache(maxsize=16384)
-def shown(busy: Busy, sent: Seconds) -> Both:
+def shown(busy: Busy, sent: Seconds) -> ForwardBackward:
     """A part of a stage: what it computes, and what shows of its calls.
 
     With full recomputation, backward makes forward's calls once more.
     """
     plan = busy.site.local
     if busy.part in ("head", "embedding"):
-        forward, backward = sent.get(("tp", FORWARD), 0.0), sent.get(("tp", BACKWARD), 0.0) + sent.get(("tp", BESIDE), 0.0)
+        forward, backward = sent.get(("tp", FORWARD), 0.0), sent.get(("tp", BACKWARD), 0.0) + sent.get(("tp", WITH_WEIGHT), 0.0)
         if not (plan.overlap and plan.overlap_tensor):  # else behind the input's gradient, longer than a gather
-            backward += sent.get(("tp", AGAIN), 0.0)
+            backward += sent.get(("tp", REGATHER), 0.0)
         passes = (Pass(busy.forward, forward, host=busy.host), Pass(busy.backward, backward, host=busy.host_backward))
-        return Both(*passes, busy.weight, busy.host_weight)
+        return ForwardBackward(*passes, busy.weight, busy.host_weight)
     alone, tensor = (tensor_shown(plan, sent, behind) for behind in (0.0, busy.weight))
     free = max(0.0, busy.weight - (alone[1] - tensor[1]))
     context = context_shown(plan, sent, (busy.core, busy.core_backward))
@@ -198,7 +198,7 @@ def shown(busy: Busy, sent: Seconds) -> Both:
         tensor, context, expert = ((there, back + there) for there, back in (tensor, context, expert))
     each = zip((busy.forward, busy.backward), tensor, context, expert, (busy.host, busy.host_backward), strict=True)
     moved = busy.host_weight * free / busy.weight if busy.weight else 0.0
-    return Both(*(Pass(*seconds) for seconds in each), free, moved)
+    return ForwardBackward(*(Pass(*seconds) for seconds in each), free, moved)
 
 
 def tensor_shown(plan: Local, sent: Seconds, behind: float) -> tuple[float, float]:
@@ -206,7 +206,7 @@ def tensor_shown(plan: Local, sent: Seconds, behind: float) -> tuple[float, floa
 
     A stack that cuts a product and its gather or sum in as many chunks as ranks shows one chunk of each.
     """
-    forward, backward, beside, again = (sent.get(("tp", when), 0.0) for when in (FORWARD, BACKWARD, BESIDE, AGAIN))
+    forward, backward, beside, again = (sent.get(("tp", when), 0.0) for when in (FORWARD, BACKWARD, WITH_WEIGHT, REGATHER))
     if plan.overlap and plan.overlap_tensor and plan.framework.chunks:
         forward, backward = forward / plan.tp, backward / plan.tp
     if not (plan.overlap and plan.overlap_tensor):
@@ -307,17 +307,17 @@ def hides_experts(local: Local, schedule: str, p: int, m: int, virtual: int) -> 
     return p == 1 and local.framework.hides_experts == "always"
 
 
-def hide_experts(cost: Both) -> Both:
+def hide_experts(cost: ForwardBackward) -> ForwardBackward:
     """Runs one micro-batch's forward beside another's backward: tokens travel to experts while the other does all the rest.
 
     The two are one piece of work then: forward and backward are given half of it each.
     """
     half = Pass(*(sum(pair) / 2 for pair in zip(cost.forward, cost.backward, strict=True)))
     half = half._replace(expert=max(0.0, half.expert - (half.chip - half.expert)))
-    return Both(half, half, cost.weight, cost.host_weight)
+    return ForwardBackward(half, half, cost.weight, cost.host_weight)
 
 
-def steady_waits(own: Both, once: float, overlap: bool) -> tuple[float, float]:
+def steady_waits(own: ForwardBackward, once: float, overlap: bool) -> tuple[float, float]:
     """Seconds that a micro-batch's messages make a rank wait, forward and backward, while the pipeline is full.
 
     once: of a micro-batch's messages on all the rank's stages, one way. With overlap they travel while the rank has other

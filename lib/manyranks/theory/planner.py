@@ -297,7 +297,7 @@ def _branch(task: _Task, order: _Order, degrees: Degrees, local: Local, more: di
 
 
 def _pipes(
-    task: _Task, order: _Order, degrees: Degrees, local: Local, more: dict[str, object], model: pace.Both
+    task: _Task, order: _Order, degrees: Degrees, local: Local, more: dict[str, object], model: pace.ForwardBackward
 ) -> Iterator[_Node]:
     """Yields unopened sets of these plans, one for each schedule."""
     shape, _, _, seq, batch, tried, _ = task

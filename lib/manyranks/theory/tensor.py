@@ -15,7 +15,7 @@ from typing import NamedTuple
 from manyranks.theory import activations, checkpointing, checks, memory
 from manyranks.theory.activations import Kept as Saved
 from manyranks.theory.architecture import ModelShape, parameters_of
-from manyranks.theory.calls import AGAIN, BACKWARD, BESIDE, FORWARD, HALF, Call, Calls, Passes, counted
+from manyranks.theory.calls import BACKWARD, FORWARD, HALF, REGATHER, WITH_WEIGHT, Call, Calls, Passes, counted
 from manyranks.theory.plan import Local, Plan, why_uncut
 
 
@@ -45,9 +45,9 @@ def _column(elements: float, sequence_parallel: bool, regather: bool = True, ite
     """Lists the calls of f. Backward, the gradient that leaves it travels beside the weight's, and what is gathered again
     beside the input's."""
     if not sequence_parallel:
-        return [Call("tp", "all_reduce", elements, itemsize, BESIDE)]
-    found = [Call("tp", "all_gather", elements, itemsize), Call("tp", "reduce_scatter", elements, itemsize, BESIDE)]
-    return found + ([found[0]._replace(when=AGAIN)] if regather else [])
+        return [Call("tp", "all_reduce", elements, itemsize, WITH_WEIGHT)]
+    found = [Call("tp", "all_gather", elements, itemsize), Call("tp", "reduce_scatter", elements, itemsize, WITH_WEIGHT)]
+    return found + ([found[0]._replace(when=REGATHER)] if regather else [])
 
 
 def _row(elements: float, sequence_parallel: bool, regather: bool = True, itemsize: int = HALF) -> list[Call]:

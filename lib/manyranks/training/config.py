@@ -5,12 +5,11 @@ from dataclasses import dataclass, fields
 
 from manyranks.theory.architecture import LatentAttention, ModelShape
 from manyranks.theory.names import nearest
-from manyranks.theory.plan import Plan
+from manyranks.theory.plan import RECOMPUTE, Plan
 
 STYLES = ("llama", "gpt2")
 SCORES = ("softmax", "sigmoid")
 _EXPERTS = ("expert_ffn", "shared_experts", "dense_layers", "capacity", "auxiliary", "bias_speed")
-RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)

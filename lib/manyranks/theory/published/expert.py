@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from manyranks.theory import communicate, compute, data_parallel, memory, pace, pipeline, published, stages, states, step
 from manyranks.theory.memory import Peak
-from manyranks.theory.pace import Both
+from manyranks.theory.pace import ForwardBackward
 from manyranks.theory.plan import Plan
 from manyranks.theory.published import steps
 from manyranks.theory.step import StepTime
@@ -62,7 +62,7 @@ def _work(time: StepTime, rank: int) -> dict[str, float]:
     backward = sum(n * each.backward.seconds for n, each in zip(often.B, both, strict=True))
     backward += sum(n * (each.backward.seconds - each.weight) for n, each in zip(often.I, both, strict=True))
     weight = sum(n * each.weight for n, each in zip(often.W, both, strict=True))
-    paired = (Both(earlier.forward, later.backward), Both(later.forward, earlier.backward))
+    paired = (ForwardBackward(earlier.forward, later.backward), ForwardBackward(later.forward, earlier.backward))
     pairs = sum(n * pace.hide_experts(pair).seconds for n, pair in zip(often.pairs, paired, strict=True))
     return {"1F": forward, "1B": backward, "1W": weight, "1F1B": pairs, "opt": _update(time, rank)}
 
