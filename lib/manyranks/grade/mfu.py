@@ -213,10 +213,11 @@ def _timed(asks: Asks, function: Callable, watch: Watch) -> dict:
 def _noted(case: Timing, device: Kept, results: Mapping[str, Fact]) -> dict:
     log = device.by.log
     timed = [part for part in log[1:-1] if "launch" in part][-case.repeats :]  # a timed warm-up does not count
+    read = log if "launch" in log[0] else log[1:]  # nor does the reading before it
     return {
         "the time": results["the time"],
         "the number of launches": sum(part.count("launch") for part in log),
-        "how often it reads the clock while its device works": sum(part.count("busy") for part in log),
+        "how often it reads the clock while its device works": sum(part.count("busy") for part in read),
         "how often it launches in each measurement": [part.count("launch") for part in timed],
         "how often it synchronizes in each measurement": [part.count("synchronize") for part in timed],
     }
