@@ -185,9 +185,9 @@ CHECKPOINTS = (
 
 
 def drawn_checkpoints(random: Random) -> list[Checkpoints]:
-    """Returns some with another answer each, and as many checkpoints and files as in the notebook's cases."""
-    found = random.sample(range(6), 3)  # in no order that an answer could count on
-    return [Checkpoints((*random.choices(HARM, k=k), "", *random.choices(("", *HARM), k=5 - k)), 7) for k in found]
+    """Returns some with another answer each, as many checkpoints as in the notebook's cases, and another number of files."""
+    cases = zip(random.sample(range(6), 3), random.sample((5, 7, 9), 3), strict=True)  # in no order to count on
+    return [Checkpoints((*random.choices(HARM, k=k), "", *random.choices(("", *HARM), k=5 - k)), files) for k, files in cases]
 
 
 class Odd(NamedTuple):
