@@ -112,8 +112,11 @@ RESUMES = (
 
 def drawn_resumes(random: Random) -> list[Resume]:
     """Returns some from other steps, of other sizes, with and without batches read ahead."""
-    sizes = ((random.randint(30, 500), 12, *random.sample((2, 3, 4, 6), 2), random.randint(5, 40)) for _ in range(2))
-    return [Resume(*own, ahead) for own, ahead in zip(sizes, (0, random.randint(1, 4)), strict=True)]
+    found = []
+    for batch, ahead in zip(random.sample((12, 24, 36), 2), (0, random.randint(1, 4)), strict=True):
+        ranks = random.sample((2, 3, 4, 6), 2)
+        found.append(Resume(random.randint(40, 500), batch, *ranks, random.randint(5, 40), ahead))
+    return found
 
 
 def weight(state: Any, depth: int = 0) -> int:
