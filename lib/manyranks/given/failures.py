@@ -28,11 +28,12 @@ class Save(NamedTuple):
     def __str__(self) -> str:
         return "where no checkpoint is there yet" if self.first else "where an old checkpoint is there"
 
-    def made(self, rank: int, ranks: int, seed: int) -> tuple[dict[str, bytes], list[bytes], list[bytes], list[bytes]]:
-        """Returns the files that are there, and the parts of what is saved: by one rank, by another, and of a smaller save."""
+    def made(self, rank: int, ranks: int, seed: int) -> tuple[dict[str, bytes], list[bytes], list[bytes], list[bytes], str]:
+        """Returns the files that are there; parts of what's saved: by a rank, by another, and of a smaller save; its folder."""
         random = drawn(seed, "saves")
         old, *parts = ([random.randbytes(random.randrange(k, k + 400)) for _ in range(3)] for k in (4800, 4800, 4800, 1000))
-        return {} if self.first else {PATH: b"".join(old)}, *parts
+        folder = f"{FOLDER}-{random.randrange(1000)}" if seed else FOLDER  # where two save at once
+        return {} if self.first else {PATH: b"".join(old)}, *parts, folder
 
 
 class Job(NamedTuple):
