@@ -311,12 +311,13 @@ class Roles(NamedTuple):
 
     def made(self, rank: int, ranks: int, seed: int) -> tuple[Replica, Tensor, str, int]:
         """Returns what quorum_step is called with."""
-        first, second, weights = (normal((300,), seed, self, kind) for kind in range(3))
+        size = (drawn(seed, "P").randint(260, 299) if seed else 300,)
+        first, second, weights = (normal(size, seed, self, kind) for kind in range(3))
         role = self.roles[(rank + self.turned * drawn(seed, self).randrange(ranks)) % ranks]
         replica = Replica(weights, first, second**2, drawn(seed).randint(5, 40))
         if role == "back":
             replica = Replica(*(torch.full_like(weights, float("nan")) for _ in range(3)), 0)
-        gradient = normal((300,), seed, rank) if role == "healthy" else torch.full_like(weights, self.bad)
+        gradient = normal(size, seed, rank) if role == "healthy" else torch.full_like(weights, self.bad)
         return replica, gradient, role, self.least
 
 
