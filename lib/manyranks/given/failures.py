@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from random import Random
 from typing import Any, NamedTuple
 
@@ -381,6 +382,8 @@ def log(seed: int) -> list[Entry]:
     if seed != 1:  # how many, and whose, is drawn
         torn = dict(zip(torn, random.sample(range(ranks), random.randint(0, 2)), strict=False))
     hits = {1: late, every + 2 if seed == 1 else other.randint(2, 3): hiccup, steps: last_hit}
+    calm = cycle(rank for rank in range(ranks) if rank not in (slow, *hits.values()))  # no one step tells who is slow
+    busy = dict(zip(other.sample(range(1, steps + 1), steps // 2), calm, strict=False)) if seed > 9 else {}
     now = random.randint(50, 90) / 4  # the start takes this long
     for step in range(1, steps + 1):
         hit = hits.get(step)
@@ -388,7 +391,8 @@ def log(seed: int) -> list[Entry]:
         usual = seconds * (1 if seed == 1 else other.uniform(0.97, 1.03))
         now += usual + long + (stall if step % every == 1 and step > 1 else 0)
         for rank in random.sample(range(ranks), ranks):
-            own = compute * (1.3 if rank == slow else random.randint(95, 105) / 100) + (long if rank == hit else 0)
+            own = 1.3 if rank == slow else 1.45 if rank == busy.get(step) else random.randint(95, 105) / 100
+            own = compute * own + (long if rank == hit else 0)
             found.append(Entry(now, rank, "step", step, round(own, 3)))
         for rank in range(ranks) if step % every == 0 else ():
             if torn.get(step) != rank or step < newest:
