@@ -122,7 +122,7 @@ route = _task(
         facts(0.3, "the gates are right", "^gates|given", "the K chosen experts' scores ÷ their sum, no bias", each_world=True),
         facts(0.3, "the gradients of the logits are right, and the bias has none", "gradient|given", _LOGITS),
     ),
-    lambda n: _ROUTERS,
+    lambda n: (*_ROUTERS, Case((0,), 8, 2, n=4, limit=2)),
     make=_routed,
     worlds=(1,),
     unexplained="scores = sigmoid(logits); ranks by largest score + bias; the K largest on these; gates = their scores ÷ sum",
