@@ -52,7 +52,8 @@ class RoutesInLists(RightRoute):  # token by token; what it returns is contiguou
     def shaped(self, experts, gates):
         wanted = self.wanted(self.scores()).tolist()
         rows = [sorted(chosen, key=lambda i: -row[i]) for row, chosen in zip(wanted, experts.tolist(), strict=True)]
-        return [torch.tensor(rows).T.contiguous(), gates.T.contiguous()]
+        table = torch.tensor(rows, dtype=torch.int64).view(len(rows), self.top_k)
+        return [table.T.contiguous(), gates.T.contiguous()]
 
 @also_right("route")
 class RoutesByOnes(RightRoute):  # the ranks as a table of experts and ranks; gates by a one-hot product

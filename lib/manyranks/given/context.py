@@ -111,15 +111,19 @@ class Case(NamedTuple):
         if self.transposed:
             k, v, do = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v, do))
         given = {"q": self.strong * q, "k": k, "v": v} | {f"positions[{s}]": one for s, one in enumerate(at)}
-        return Drawn(self, given, do / self.strong)
+        return Drawn(self, given, do / self.strong, seed > 0)
 
 
 class Drawn(NamedTuple):
-    """A rank's inputs. given: q, k, v and positions, as the learner's function gets them; do: the gradient of the result."""
+    """A rank's inputs. given: q, k, v and positions, as the learner's function gets them; do: the gradient of the result.
+
+    another: whether another layer's forward comes before backward
+    """
 
     case: Case
     given: dict[str, Tensor]
     do: Tensor
+    another: bool
 
 
 class Helpers:

@@ -1,6 +1,6 @@
 """A folder for exercise 12: real files, whose names are kept here, and a record of what happens to them.
 
-Python's open() and os reach it where a path begins with FOLDER: a learner's rank may write files, but its fences let it
+Python's open() and os reach it where a path begins with its name: a learner's rank may write files, but its fences let it
 neither rename nor remove any, so names are kept here. The record says what was done, and what names and files held
 before and after it. Another process, where no learner's code runs, works out from it what a power cut would leave.
 """
@@ -32,18 +32,18 @@ class Disk:
 
     contents: all that files have held, each once; records of several disks share it; None for no record.
     notes: a folder; beside it is another one for all disks of this process, which goes where the notes go.
-    full: whether a file's fsync finds no room.
+    full: whether a file's fsync finds no room; folder: its name.
     look: called before each fsync, rename and removal.
     steps: what was done, "" before it is; to which file; name -> its file, and the number of what that holds.
     opened: bytes of the files that were opened to be read.
     """
 
     def __init__(
-        self, files: dict[str, bytes], contents: list | None, notes: str, full: bool = False, look: Callable = lambda: None
+        self, files: dict[str, bytes], contents: list | None, notes: str, full=False, look=lambda: None, folder: str = FOLDER
     ):
         self.steps: list[tuple[str, str, dict[str, tuple[str, int]]]] = []
         self.opened, self._contents, self._full, self._look, self._ours = 0, contents, full, look, False
-        self._home = os.path.join(os.path.dirname(notes), f"disk-{os.getpid()}")
+        self._folder, self._home = folder, os.path.join(os.path.dirname(notes), f"disk-{os.getpid()}")
         os.makedirs(self._home, mode=0o700, exist_ok=True)
         self._names = {path: os.path.join(self._home, f"given-{i}") for i, path in enumerate(files)}
         for path, data in files.items():
@@ -74,7 +74,7 @@ class Disk:
         """Raises Stopped where a file is opened by its real name, as with an open() that was kept from before."""
         named = event == "open" and not self._ours and isinstance(args[0], str | bytes)
         if named and os.path.realpath(os.fsdecode(args[0])).startswith(self._home):
-            raise Stopped("a file of the check's was opened by its real name", f"files lie in {FOLDER}: use these paths")
+            raise Stopped("a file of the check's was opened by its real name", f"files lie in {self._folder}: use these paths")
 
     @property
     def halfway(self) -> dict[str, bytes]:
@@ -110,15 +110,15 @@ class Disk:
 
     # The stand-ins for open() and os. real: what it stands for
 
-    @staticmethod
-    def _own(path: Any) -> str:
+    def _own(self, path: Any) -> str:
         """The path where it is on this disk, else an empty one."""
         name = os.path.normpath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
-        return name if name == FOLDER or name.startswith(FOLDER + "/") else ""
+        return name if name == self._folder or name.startswith(self._folder + "/") else ""
 
     def _place(self, own: str) -> str:
         """Returns where it really is, or would be."""
-        return self._home if own == FOLDER else self._names.get(own) or os.path.join(self._home, f"{os.getpid()}-{next(_new)}")
+        new = os.path.join(self._home, f"{os.getpid()}-{next(_new)}")
+        return self._home if own == self._folder else self._names.get(own, new)
 
     def _reached(self, own: str, makes: bool, reads: bool, call: Callable[[str], Any]) -> Any:
         """Opens a file of ours. makes: whether it may be new, or emptied; reads: whether what it has may be read."""
@@ -132,7 +132,7 @@ class Disk:
         if makes:
             self._names[own] = place
             self._note("open", place)
-        if reads and own != FOLDER:
+        if reads and own != self._folder:
             self.opened += os.path.getsize(place)
         return result
 
@@ -211,6 +211,6 @@ class Disk:
 
     def _mkdir(self, real, path, *args, **kwargs):
         own = self._own(path)
-        if own and own != FOLDER:
-            raise Stopped(f"a folder was made: {own:.60}", f"files lie in {FOLDER}, and need no folder of their own")
+        if own and own != self._folder:
+            raise Stopped(f"a folder was made: {own:.60}", f"files lie in {self._folder}, and need no folder of their own")
         return real(self._home if own else path, *args, **kwargs)

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from random import Random
 from typing import Any, NamedTuple
 
@@ -28,11 +29,12 @@ class Save(NamedTuple):
     def __str__(self) -> str:
         return "where no checkpoint is there yet" if self.first else "where an old checkpoint is there"
 
-    def made(self, rank: int, ranks: int, seed: int) -> tuple[dict[str, bytes], list[bytes], list[bytes], list[bytes]]:
-        """Returns the files that are there, and the parts of what is saved: by one rank, by another, and of a smaller save."""
+    def made(self, rank: int, ranks: int, seed: int) -> tuple[dict[str, bytes], list[bytes], list[bytes], list[bytes], str]:
+        """Returns the files that are there; parts of what's saved: by a rank, by another, and of a smaller save; its folder."""
         random = drawn(seed, "saves")
         old, *parts = ([random.randbytes(random.randrange(k, k + 400)) for _ in range(3)] for k in (4800, 4800, 4800, 1000))
-        return {} if self.first else {PATH: b"".join(old)}, *parts
+        folder = f"{FOLDER}-{random.randrange(1000)}" if seed else FOLDER  # where two save at once
+        return {} if self.first else {PATH: b"".join(old)}, *parts, folder
 
 
 class Job(NamedTuple):
@@ -112,8 +114,11 @@ RESUMES = (
 
 def drawn_resumes(random: Random) -> list[Resume]:
     """Returns some from other steps, of other sizes, with and without batches read ahead."""
-    sizes = ((random.randint(30, 500), 12, *random.sample((2, 3, 4, 6), 2), random.randint(5, 40)) for _ in range(2))
-    return [Resume(*own, ahead) for own, ahead in zip(sizes, (0, random.randint(1, 4)), strict=True)]
+    found = []
+    for batch, ahead in zip(random.sample((12, 24, 36), 2), (0, random.randint(1, 4)), strict=True):
+        ranks = random.sample((2, 3, 4, 6), 2)
+        found.append(Resume(random.randint(40, 500), batch, *ranks, random.randint(5, 40), ahead))
+    return found
 
 
 def weight(state: Any, depth: int = 0) -> int:
@@ -185,9 +190,9 @@ CHECKPOINTS = (
 
 
 def drawn_checkpoints(random: Random) -> list[Checkpoints]:
-    """Returns some with another answer each, and as many checkpoints and files as in the notebook's cases."""
-    found = random.sample(range(6), 3)  # in no order that an answer could count on
-    return [Checkpoints((*random.choices(HARM, k=k), "", *random.choices(("", *HARM), k=5 - k)), 7) for k in found]
+    """Returns some with another answer each, as many checkpoints as in the notebook's cases, and another number of files."""
+    cases = zip(random.sample(range(6), 3), random.sample((5, 7, 9), 3), strict=True)  # in no order to count on
+    return [Checkpoints((*random.choices(HARM, k=k), "", *random.choices(("", *HARM), k=5 - k)), files) for k, files in cases]
 
 
 class Odd(NamedTuple):
@@ -307,12 +312,13 @@ class Roles(NamedTuple):
 
     def made(self, rank: int, ranks: int, seed: int) -> tuple[Replica, Tensor, str, int]:
         """Returns what quorum_step is called with."""
-        first, second, weights = (normal((300,), seed, self, kind) for kind in range(3))
+        size = (drawn(seed, "P").randint(260, 299) if seed else 300,)
+        first, second, weights = (normal(size, seed, self, kind) for kind in range(3))
         role = self.roles[(rank + self.turned * drawn(seed, self).randrange(ranks)) % ranks]
         replica = Replica(weights, first, second**2, drawn(seed).randint(5, 40))
         if role == "back":
             replica = Replica(*(torch.full_like(weights, float("nan")) for _ in range(3)), 0)
-        gradient = normal((300,), seed, rank) if role == "healthy" else torch.full_like(weights, self.bad)
+        gradient = normal(size, seed, rank) if role == "healthy" else torch.full_like(weights, self.bad)
         return replica, gradient, role, self.least
 
 
@@ -376,6 +382,8 @@ def log(seed: int) -> list[Entry]:
     if seed != 1:  # how many, and whose, is drawn
         torn = dict(zip(torn, random.sample(range(ranks), random.randint(0, 2)), strict=False))
     hits = {1: late, every + 2 if seed == 1 else other.randint(2, 3): hiccup, steps: last_hit}
+    calm = cycle(rank for rank in range(ranks) if rank not in (slow, *hits.values()))  # no one step tells who is slow
+    busy = dict(zip(other.sample(range(1, steps + 1), steps // 2), calm, strict=False)) if seed > 9 else {}
     now = random.randint(50, 90) / 4  # the start takes this long
     for step in range(1, steps + 1):
         hit = hits.get(step)
@@ -383,7 +391,8 @@ def log(seed: int) -> list[Entry]:
         usual = seconds * (1 if seed == 1 else other.uniform(0.97, 1.03))
         now += usual + long + (stall if step % every == 1 and step > 1 else 0)
         for rank in random.sample(range(ranks), ranks):
-            own = compute * (1.3 if rank == slow else random.randint(95, 105) / 100) + (long if rank == hit else 0)
+            own = 1.3 if rank == slow else 1.45 if rank == busy.get(step) else random.randint(95, 105) / 100
+            own = compute * own + (long if rank == hit else 0)
             found.append(Entry(now, rank, "step", step, round(own, 3)))
         for rank in range(ranks) if step % every == 0 else ():
             if torn.get(step) != rank or step < newest:

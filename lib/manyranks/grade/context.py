@@ -139,7 +139,7 @@ _FORWARD, _BACKWARD = "forward", "backward"  # what a mark divides
 
 
 def _ring_forward(own: Drawn, function: Callable, watch: Watch) -> dict:
-    case, given, _ = own
+    case, given, *_ = own
     before = {name: one.clone() for name, one in given.items()}
     q, k, v, *places = given.values()
     helpers = Helpers(watch, [*places], case.weighs)
@@ -214,7 +214,7 @@ def _ring(rank: Drawn, kind: Any, watch: Watch) -> dict:
     if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
         what = "a class of another kind" if isinstance(kind, type) else f"a {type(kind).__name__}"
         raise Stopped(f"Ring is {what}", "it is a class derived from torch.autograd.Function, with two static methods")
-    case, given, do = rank
+    case, given, do, another = rank
     given["the gradient of o"] = do
     leaves = [given[name].requires_grad_() for name in "qkv"]
     before, places = {name: one.detach().clone() for name, one in given.items()}, [*given.values()][3:-1]
@@ -227,6 +227,10 @@ def _ring(rank: Drawn, kind: Any, watch: Watch) -> dict:
     given |= dict(zip("qkv", own, strict=True)) if not case.strong > 1 else {}
     del own
     watch.weigh()
+    if another:  # which has twice as many tokens
+        watch.mark("over")
+        theirs = [(2 * at[:, None] + torch.arange(2)).flatten() for at in places]
+        kind.apply(*(leaf.repeat_interleave(2, 0) for leaf in leaves), theirs, helpers.ring, helpers.attend_backward)
     watch.mark(_BACKWARD)
     helpers.begin()
     y.backward(do)
@@ -264,7 +268,7 @@ ring = _task(_CALL, 6, _ring, _RETURNED, _grouped, advice=_CALLED, **_MORE)
 
 
 def _ulysses(own: Drawn, function: Callable, watch: Watch) -> dict:
-    _, given, do = own
+    _, given, do, _ = own
     given["the gradient of o"] = do
     leaves = [given[name].requires_grad_() for name in "qkv"]
     before, places = {name: one.detach().clone() for name, one in given.items()}, [*given.values()][3:-1]

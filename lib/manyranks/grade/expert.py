@@ -122,7 +122,7 @@ route = _task(
         facts(0.3, "the gates are right", "^gates|given", "the K chosen experts' scores ÷ their sum, no bias", each_world=True),
         facts(0.3, "the gradients of the logits are right, and the bias has none", "gradient|given", _LOGITS),
     ),
-    lambda n: _ROUTERS,
+    lambda n: (*_ROUTERS, Case((0,), 8, 2, n=4, limit=2)),
     make=_routed,
     worlds=(1,),
     unexplained="scores = sigmoid(logits); ranks by largest score + bias; the K largest on these; gates = their scores ÷ sum",
@@ -147,21 +147,29 @@ drop = _task(
 )
 
 
-def _rows(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, list[int], list[int]]:
-    """Draws what leaves a rank, and how many rows go and come."""
+def _rows(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, list[int], list[int], bool]:
+    """Draws what leaves a rank, how many rows go and come, and whether others go and come before these gradients."""
     *_, goes, comes = case.mine(rank, seed)
     rows_HS = normal((case.H, sum(goes)), seed, "rows", rank)
-    return rows_HS.T if case.strided else rows_HS.T.contiguous(), goes, comes
+    return rows_HS.T if case.strided else rows_HS.T.contiguous(), goes, comes, seed > 0
 
 
-def _exchange(given: tuple[Tensor, list[int], list[int]], kind: Any, watch: Watch) -> dict:
+def _twice(apply: Callable, rows_SH: Tensor, *splits: list[int]) -> Tensor:
+    """Exchanges the rows, and then twice as many, as another layer does before backward."""
+    found = apply(rows_SH, *splits)
+    apply(torch.cat((rows_SH, rows_SH)), *([2 * one for one in each] for each in splits))
+    return found
+
+
+def _exchange(given: tuple[Tensor, list[int], list[int], bool], kind: Any, watch: Watch) -> dict:
     if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
         raise Stopped("Exchange is no torch.autograd.Function", "write class Exchange(torch.autograd.Function), as it is given")
     refuse_class(kind, NOTHING_GIVEN)
-    named = dict(zip(("rows_SH", "sent", "received"), given, strict=True))
+    named = dict(zip(("rows_SH", "sent", "received"), given, strict=False))
     form = "forward returns the rows that arrive, [sum(received), H], those of rank 0 first"
     name = f"with sent = {given[1]} and received = {given[2]}, what forward returned"
-    found = _called(kind.apply, named, (), form, (name,), graph=True)
+    apply = partial(_twice, kind.apply) if given[3] else kind.apply
+    found = _called(apply, named, (), form, (name,), graph=True)
     return {"the out of each all-to-all": "not contiguous" if watch.scattered else "contiguous"} | found
 
 

@@ -25,24 +25,24 @@ _at_most = partial(at_most, unit=as_bytes, needs=1)
 
 # Task 1: a save that survives a crash. A rank records what happens to its files; what a power cut leaves of them is seen here.
 
-_OTHER, _ANY = f"{FOLDER}/rank-1.bin", "the old one or the new one"
+_ANY = "the old one or the new one"
 
 
 def _saved(own: tuple, function: Callable, watch: Watch) -> dict:
-    before, new, others, newer = own
+    before, new, others, newer, folder = own
     contents, errors, steps, seconds = [], [], [], []
 
     def second() -> None:  # another rank's save comes between two steps
         if not seconds:
             seconds.append("")
-            seconds[0] = error_of(function, _OTHER, [*others])
+            seconds[0] = error_of(function, f"{folder}/rank-1.bin", [*others])
 
     with (one := Disk(before, contents, watch.folder)).mounted(function):
         function(PATH, [*new])
-    runs = [(one.halfway, newer, {}), ({}, new, {"look": second}), (before, new, {"full": True})]
-    for files, parts, more in runs:
-        with (disk := Disk(files, contents, watch.folder, **more)).mounted(function):
-            errors.append(error_of(function, PATH, [*parts]))
+    runs = [(FOLDER, one.halfway, newer, {}), (folder, {}, new, {"look": second}), (FOLDER, before, new, {"full": True})]
+    for where, files, parts, more in runs:
+        with (disk := Disk(files, contents, watch.folder, folder=where, **more)).mounted(function):
+            errors.append(error_of(function, f"{where}/rank-0.bin", [*parts]))
         steps.append(disk.steps)
     return {"contents": [each.decode("latin-1") for each in contents], "steps": [one.steps, *steps], "errors": errors + seconds}
 
@@ -79,7 +79,8 @@ def _in_words(content: bytes | None, known: dict[bytes | None, str]) -> str:
 def _cut(case: Save, own: tuple, found: Mapping[str, Any]) -> dict:
     """Returns what is judged of what a rank has recorded."""
     contents, records = [text.encode("latin-1") for text in found["contents"]], found["steps"]
-    old, (new, another, newer) = own[0].get(PATH), map(b"".join, own[1:])
+    before, *parts, folder = own
+    old, (new, another, newer) = before.get(PATH), map(b"".join, parts)
     known, left = {old: "no file yet" if case.first else "the old one", new: "the new one"}, _after_cuts(records[0], contents)
     bad = ((step[0], each) for step, can in zip(records[0], left, strict=True) for each in can if each not in known)
     ends = [{name: contents[number] for name, (_, number) in steps[-1][2].items()} for steps in records]
@@ -88,7 +89,8 @@ def _cut(case: Save, own: tuple, found: Mapping[str, Any]) -> dict:
     if not any(step[0] == "refused" for step in records[3]):  # without an fsync nobody hears of a full disk
         full = known[old]
         errors[2] = "OSError"
-    both = "both whole" if (ends[2].get(PATH), ends[2].get(_OTHER)) == (new, another) else "a wrong file"
+    both = [ends[2].get(f"{folder}/rank-{k}.bin") for k in range(2)]
+    both = "both whole" if both == [new, another] else "a wrong file"
     return {
         "what the file holds": saved,
         "what a power cut during the save leaves": next(
