@@ -153,7 +153,7 @@ class Scene(NamedTuple):
     off: bool = False
     changes: bool = False
     near: bool = True
-    rows: int = ROWS
+    rows: tuple[int, ...] = (ROWS,)
     hidden: int = HIDDEN
     turns: bool = False
 
@@ -162,7 +162,7 @@ class Scene(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """The inputs of a rank. begins: where its random numbers begin; x: its rows are columns in memory."""
+    """The inputs of a rank. begins: where its random numbers begin; x: its last dimension comes first in memory."""
 
     case: Scene
     begins: int
@@ -179,7 +179,7 @@ def begun(case: Scene, seed: int, group: int = 0) -> Begun:
         head = nn.Linear(case.hidden, 2, **EXACT) if case.head else nn.Identity()
     if len(model) > 2:
         model[2].up.weight = model[0].up.weight
-    return Begun(case, seed_of(seed, "begins", group), model, head, normal((case.hidden, case.rows), seed, "x", group))
+    return Begun(case, seed_of(seed, "begins", group), model, head, normal((case.hidden, *case.rows), seed, "x", group))
 
 
 def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit: int = _SIZE) -> dict:
@@ -187,7 +187,7 @@ def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit:
     case, begins, model, head, turned = given
     torch.manual_seed(begins)
     scale = torch.full((case.hidden,), 1.25, requires_grad="F" not in case.layers, **EXACT)
-    factors, x = count(1), turned.t().requires_grad_(not case.given)
+    factors, x = count(1), turned.movedim(0, -1).requires_grad_(not case.given)
     bodies = [lambda x, layer=layer: layer(x) * (scale * (next(factors) if case.changes else 1)) for layer in model]
     names = ("first", "second", "third") if len(model) > 1 else ("function",)
     functions = [Function(name, body, watch) for name, body in zip(names, bodies, strict=False)]

@@ -143,8 +143,10 @@ class Case(NamedTuple):
 
 
 def of_neighbors(cases: Callable[[int], tuple[Case, ...]], n: int) -> list[Case]:
-    """Returns the cases in which there are several groups, once more with groups of neighbors."""
-    return [case._replace(near=True, note=f"{case.note}, of neighbors") for case in cases(n) if case.t < n]
+    """Returns the cases in which there are several groups, once more with groups of neighbors; and dropout in pairs."""
+    found = [case._replace(near=True, note=f"{case.note}, of neighbors") for case in cases(n) if case.t < n]
+    t, pairs = in_pairs(n)
+    return found + [case._replace(t=t, note=f"{pairs}{case.note}") for case in cases(n) if case.drops and t < n]
 
 
 def groups_of(case: Case, share: int = 0) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
@@ -285,6 +287,8 @@ def of_loss(case: Case, rank: int, n: int, seed: int) -> tuple[Case, Tensor, Ten
     targets[1:3, 1] = torch.tensor([WORDS - 1, WORDS - 2])  # the last ones of ranks, also of those that have one more
     whose_SB1 = torch.arange(POSITIONS * B).view(POSITIONS, B, 1) % case.t  # the rank with the largest logits
     shift_SB1, z = case.offset * (2.0 * (whose_SB1 == r) - 1), (0.05 + seed_of(seed) % 7 / 10) * (1 + (case.offset > 0))
+    if seed:  # for the judge no number is near the largest logits of all positions
+        shift_SB1 = shift_SB1 + case.offset * (1 - 2 * (torch.arange(POSITIONS).view(-1, 1, 1) % 2))
     mine = len(range(r, WORDS, case.t))
     return case, normal((POSITIONS, B, mine), seed, "logits", rank) * 3 + shift_SB1, targets, z
 

@@ -283,15 +283,17 @@ def _too_many(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | No
     got, must = ({len(call.ranks) for call in one.calls} for one in (seen, should))
     if got - must:
         return Verdict(False, f"rank {rank} made a call among {max(got)} ranks; its group has {max(must)}", _GROUP)
+    strange = {call.bytes for call in seen.calls} - {call.bytes for call in should.calls}
+    if "F" in trial.case.layers and strange:  # no other judge looks at what is sent there
+        return Verdict(False, f"rank {rank} put {max(strange):,} bytes into a call, which is not a share's size", _GATHERS)
 
 
 def _scenes(n: int) -> tuple[Scene, ...]:
     t, where = (2, "in two pairs, ") if n == 4 else (n, "")
-    odd = {"rows": 397, "hidden": 23}
     return (
-        Scene(f"{where}two checkpoints", "LL", **odd),
-        Scene(f"{where}with {t + 1} elements", off=True, near=False, rows=t + 1, hidden=1),
-        Scene(f"{where}an x that needs no gradient", "FL", given=True, off=True, **odd),
+        Scene(f"{where}two checkpoints", "LL", rows=(31, 13), hidden=23),  # no t divides their product
+        Scene(f"{where}with {t + 1} elements", off=True, near=False, rows=(t + 1,), hidden=1),
+        Scene(f"{where}an x that needs no gradient", "FL", given=True, off=True, rows=(396,)),
     )
 
 

@@ -79,9 +79,11 @@ def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 def _in_buckets(given: tuple[Toy, Batch], function: Callable, watch: Watch) -> dict:
     model, mine = given
+    mixed = model.embedding.weight, model.first.bias, model.detour.weight, model.first.weight, model.detour.bias
+    buckets = _buckets([*mixed, *model.second.parameters()])  # `detour`, which not all use, has one alone, and shares one
     mine.loss(model).backward()
     with _same_weights(model, "average_in_buckets()", _GRADIENTS), watch.peak():
-        function(_buckets(list(model.parameters())))
+        function(buckets)
     return _gradients(model)
 
 
@@ -202,6 +204,8 @@ _RUNS = {  # case -> a step's batches; `detour` is used on no rank in 0 and 3, o
     "with two micro-batches inside no_sync() and one outside": [[0, 1, 3], [2, 4, 3], [3, 6, 7]],
     "after an exception inside no_sync()": [[2], [3]],
 }
+_STEPS, _MICRO, _EXCEPTION = _RUNS
+_OTHER = ", and with other limits"
 _LOOP = "the training loop calls finish(), after backward: a hook only starts all-reduces"
 _COUNT = "a bucket leaves when its last gradient is there, and no earlier: count its gradients, and count anew in each step"
 _ALONE = "inside no_sync(), and when it ends, nothing leaves: the gradients of its micro-batches wait in parameter.grad"
@@ -209,9 +213,9 @@ _LATE = "a bucket leaves in the hook of its last gradient, at once, with async_o
 
 
 def _steps(case: str, rank: int, n: int, seed: int) -> tuple[Toy, list[list[Batch]], bool, tuple[int, int]]:
-    """Draws limits for the judge: with a cap of half a layer's bytes and more, a bucket has two layers' parameters."""
-    random, limits = drawn(seed, case), (_FIRST, _CAP)
-    if seed and random.random() < 0.75:
+    """Draws limits for the judge's own case: with a cap of more than a layer's bytes, a bucket has two layers' parameters."""
+    random, limits, (case, _, own) = drawn(seed, case), (_FIRST, _CAP), case.partition(_OTHER)
+    if own:
         limits = random.choice((_FIRST, 18_500)), random.randint(19_300, 37_000)
     return Toy(seed, rank), [[batch(one, rank, seed) for one in step] for step in _RUNS[case]], "exception" in case, limits
 
@@ -331,5 +335,5 @@ _WRAPPED = (
 )
 _MEANS = "after finish(), parameter.grad is the mean over the ranks of all that this step's backward passes have added up"
 _BOTH = {"run": _train, "make": _steps, "judges": _WRAPPED, "unexplained": _MEANS}
-overlapped = _task(_OVERLAPPED, 6, cases=tuple(_RUNS)[:1], **_BOTH)
-no_sync = _task(f"{_OVERLAPPED}.no_sync()", 3, cases=tuple(_RUNS)[1:], **_BOTH)
+overlapped = _task(_OVERLAPPED, 6, cases=(_STEPS,), more=lambda random: [_STEPS + _OTHER], **_BOTH)
+no_sync = _task(f"{_OVERLAPPED}.no_sync()", 3, cases=(_MICRO, _EXCEPTION), more=lambda random: [_MICRO + _OTHER], **_BOTH)
