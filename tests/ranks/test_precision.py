@@ -233,6 +233,16 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(shared_worlds):
     assert [(call.op, call.bytes) for call in m.calls[0]] == [("all_reduce", 4)] * 9
 
 
+def test_what_clips_gets_the_masters_with_gradients_divided_by_the_scale():
+    parameter, norms = nn.Parameter(torch.zeros(2, dtype=BF16)), []
+    optimizer = MasterOptimizer([parameter], torch.optim.SGD, lr=1.0)
+    parameter.grad = torch.tensor([12.0, 16.0], dtype=BF16)
+    optimizer.step(4.0, lambda masters: norms.append(nn.utils.clip_grad_norm_(masters, 1.0).item()))
+    assert norms == [5]
+    assert optimizer.masters[0].tolist() == pytest.approx([-0.6, -0.8], rel=1e-5)
+    assert parameter.grad.tolist() == [12, 16]
+
+
 def test_only_the_group_s_ranks_skip(shared_world):
     def in_groups():
         rank = dist.get_rank()

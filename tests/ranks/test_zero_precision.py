@@ -112,3 +112,17 @@ def test_an_overflow_that_one_rank_made_and_another_s_shard_has_skips_the_step_o
         expected = [(True, True, 1024.0, one), (rank > 0, False, 512.0, one), (True, True, 512.0, two)]
         assert result == (expected, [1 - 2 * 2.0**-13] * 2)
     assert [call.bytes for call in m.calls[0] if call.op == "all_reduce"] == [4] * 3
+
+
+def test_clipping_sees_unscaled_gradients_of_all_ranks(shared_world):
+    def norms():
+        parameter, seen = nn.Parameter(torch.zeros(7, dtype=F16)), []
+        zero, scaler = ZeroOptimizer([parameter], torch.optim.SGD, stage=2, lr=1.0), LossScaler(scale=2.0**10)
+        scaler.scaled((parameter.float() * torch.arange(7.0)).sum()).backward()
+        assert scaler.step(zero, lambda shards: seen.append(zero.clip_grad_norm_(1.0).item()))
+        return seen, parameter.float().norm().item()
+
+    length = torch.arange(7.0).norm().item()
+    for seen, moved in shared_world.run(norms):
+        assert seen == [pytest.approx(length, rel=1e-3)]
+        assert moved == pytest.approx(1, rel=1e-3)

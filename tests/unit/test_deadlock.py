@@ -94,6 +94,7 @@ FOR_EVER, UNCLEAR, MET, NOT = Wait.FOR_EVER, Wait.UNCLEAR, Wait.MET, Wait.NOT
         ({"rank0": "send 1; recv 1", "rank1": "recv 0"}, {0: FOR_EVER, 1: MET}),
         ({"rank0": "first 1: recv 1; send 1", "rank1": "send 0"}, {0: FOR_EVER, 1: MET}),  # an irecv is under way
         ({"rank0": "send 1 tag 1", "rank1": "recv 0 tag 2"}, {0: FOR_EVER, 1: FOR_EVER}),
+        ({"rank0": "send 1 tag 1", "rank1": "recv 0 tag 1"}, {0: MET, 1: MET}),
         ({"rank0": "recv 1", "rank1": "returned: send 0"}, {0: MET}),  # an isend that outlives its function
         ({"rank0": "recv 1; recv 1", "rank1": "returned: send 0"}, {0: FOR_EVER}),
         ({"rank0": "recv 1 in pair", "rank1": "send 0"}, {0: FOR_EVER, 1: FOR_EVER}),

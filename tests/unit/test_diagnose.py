@@ -70,7 +70,8 @@ def test_a_cycle_of_three_recvs_is_one_sentence():
 
 
 def test_two_cycles_are_two_sentences():
-    seen = {f"rank{r}": waiting(call("recv", 16, ranks=(0, 1, 2, 3), peer=r ^ 1)) for r in range(4)}
+    ops = ("recv", "recv", "send", "send")
+    seen = {f"rank{r}": waiting(call(op, 16, ranks=(0, 1, 2, 3), peer=r ^ 1)) for r, op in enumerate(ops)}
     assert [line.partition(" waits")[0] for line in sentences(deadlock(**seen))] == ["rank 0", "rank 2"]
 
 
@@ -223,7 +224,7 @@ DIVERGE = [
     ),
     *(
         ([said(op, 4000)], [said(op, 8000)], f"{op} #0 of 4,000 bytes of float32 {HERE}, rank 1's is {op} #0 of 8,000 bytes")
-        for op in ("all_reduce", "all_gather", "reduce_scatter")
+        for op in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
     ),
     ([said("all_reduce")], [said("all_reduce", dtype="int32")], f"of float32 {HERE}, rank 1's is .* of int32"),
     ([said("broadcast", peer=0)], [said("broadcast", peer=1)], "with root 0 of .* with root 1 of"),

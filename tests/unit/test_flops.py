@@ -162,6 +162,7 @@ def test_utilization_is_flops_over_what_the_accelerators_could_do(convention, re
         (lambda: flops.mfu(DENSE, 8, 1.0, 0, 1e15), "gpus=0"),
         (lambda: flops.mfu(DENSE, 8, 1.0, 8, 0), "peak=0"),
         (lambda: flops.training(-1, 1), "parameters=-1"),
+        (lambda: flops.training(1, -1), "tokens=-1"),
     ],
 )
 def test_numbers_and_names_that_cannot_be_are_refused(call, said):

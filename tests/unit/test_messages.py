@@ -242,6 +242,11 @@ def test_packing_copies_no_tensor():
     assert frame[3] == 5
 
 
+def test_what_no_socket_holds_arrives():
+    sent = torch.arange(4 * MEGABYTE, dtype=torch.int32)
+    assert torch.equal(carried(sent), sent)
+
+
 def test_messages_and_answers_arrive_one_after_the_other():
     here, there = socket.socketpair()
     with here, there:

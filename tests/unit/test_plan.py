@@ -105,9 +105,9 @@ def test_a_name_that_is_no_name_is_refused_by_the_field_s_name(name, value):
         ({"dp": 6, "dp_shard": 4}, "dp_shard=4 does not divide dp=6: replicas × shards = dp, so choose a divisor of 6"),
         ({"dp": 2, "dp_shard": 4}, "dp_shard=4 does not divide dp=2"),
         ({"pp": 3, "schedule": "dualpipe"}, "pp=3 with schedule='dualpipe', which runs from both ends: give an even pp"),
-        (
-            {"pp": 2, "schedule": "zb-h1", "virtual": 2},
-            "virtual=2 with schedule='zb-h1': only '1f1b' and 'interleaved' take it; set virtual=1",
+        *(
+            ({"pp": 2, "schedule": name, "virtual": 2}, f"virtual=2 with schedule='{name}': only '1f1b' and 'interleaved' take")
+            for name in ("naive", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
         ),
     ],
 )

@@ -129,6 +129,13 @@ def test_what_is_sent_is_the_sum_of_the_collectives(units, group, itemsizes, kee
     assert found.total == sum(found)
 
 
+def test_the_last_unit_is_not_gathered_again():
+    units = [3200, 640, 6400]
+    each = [63 * unit // 64 for unit in units]
+    expected = (2 * sum(each), 2 * sum(each[:2]), 4 * sum(each), 0)
+    assert sharding.sent(units, 64, 3, gather_itemsize=2, reduce_itemsize=4) == expected
+
+
 # The largest model
 
 
