@@ -152,7 +152,7 @@ class Heads(NamedTuple):
 
 
 def drawn_heads(case: Heads, seed: int) -> list[Tensor]:
-    """Draws q, k, v and the output's gradient. Of few tokens, all scores are near 42²/√D: they have no exponential."""
+    """Draws q, k, v and the output's gradient. With few tokens, all scores are near 42²/√D: they have no exponential."""
     drawn = [numbers.normal((case.heads, case.rows, case.head), seed, case, i) for i in range(4)]
     if case.rows < 100:
         drawn[0][..., 0] = drawn[1][..., 0] = 42
@@ -167,7 +167,7 @@ def larger(most: int, q_ASD: Tensor, tile: int) -> str:
 def two_calls(kind: type[torch.autograd.Function], drawn: list[Tensor], tile: int) -> dict[str, Tensor]:
     """Calls a function twice, and backward in the order of forward. Returns the gradients of the first call.
 
-    Of many tokens it would take a second, and there's nothing more to see: then it does nothing.
+    Does nothing for more than 100 tokens: it would take a second, and show nothing else.
     """
     *first, grad = drawn
     if grad.shape[1] > 100:
