@@ -341,5 +341,5 @@ autopsy = _alone(
     ),
     make=lambda case, rank, n, seed: given.log(case.seed),
     cases=(Sick(1), Sick(2), Sick(3)),
-    more=lambda random: [Sick(random.randrange(10, 10**9)) for _ in range(4)],
+    more=lambda random: [Sick(random.randrange(10, 10**9)) for _ in range(8)],
 )
