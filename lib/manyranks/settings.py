@@ -27,9 +27,9 @@ def write(name: str, values: Mapping) -> None:
     with suppress(OSError):
         file = _file(name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(values))
-        os.replace(beside, file)
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(values))
+        os.replace(unfinished, file)
 
 
 def forget(name: str) -> None:

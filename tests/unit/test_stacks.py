@@ -68,7 +68,9 @@ def test_without_a_prefetch_backward_waits_for_every_gather(monkeypatch):
     monkeypatch.setitem(STACKS, "fsdp1", replace(STACKS["fsdp1"], prefetch=True))
     (hidden,) = exposed.data(SHAPE, plan, H100, [(held, 1e3, 1e3)])
     once = PLAN.recipe.parameters * held.dense * 63 / 64 / (kernels.BANDWIDTH * 8 * H100.levels[1].share)
-    assert waits - hidden == pytest.approx((1 - 1 / SHAPE.layers) * once * (1 - STACKS["fsdp1"].beside), rel=0.1)  # and α
+    assert waits - hidden == pytest.approx(
+        (1 - 1 / SHAPE.layers) * once * (1 - STACKS["fsdp1"].collective_share), rel=0.1
+    )  # and α
 
 
 def test_gradients_of_32_bit_shards_come_after_the_loss():

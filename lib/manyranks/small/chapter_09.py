@@ -3,7 +3,7 @@
 import torch
 
 from manyranks.measure import machine, timing
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.measure.flops import WorkCounter
 from manyranks.small.ranks import OnRanks
 from manyranks.theory import flops
@@ -36,8 +36,8 @@ def mfu(values, ranks, say):
     theory |= {"step": tokens * (3 * (one.layers + one.head) + again)}
     rows, points = [], []
     for name, (counted, moved, seconds) in measured.items():
-        rows.append(Beside(f"{name}: FLOPs", theory[name], counted, "flops"))
-        rows.append(Beside(f"{name}: time (theory: the roof's)", roof.seconds(counted, moved), seconds, "seconds"))
+        rows.append(Compared(f"{name}: FLOPs", theory[name], counted, "flops"))
+        rows.append(Compared(f"{name}: time (theory: the roof's)", roof.seconds(counted, moved), seconds, "seconds"))
         points.append((name, counted / moved, counted / seconds))
     used = tokens * flops.per_token(shape, c.seq) / measured["step"][2] / roof.peak
     what = f"{sequences} × {c.seq} tokens, h = {c.hidden}, float32: MFU of the step {used:.0%}"

@@ -14,7 +14,7 @@ from manyranks.theory.plan import Local
 HALF, SUMS = 2, 4  # bytes: of an activation that travels, and of a gradient that ranks sum up
 # When a call is made. A layer's backward has also calls that travel beside the gradient of a weight, and those that gather
 # again, beside the gradient of an input, what forward has gathered.
-FORWARD, BACKWARD, WITH_WEIGHT, REGATHER = "forward", "backward", "beside", "again"
+FORWARD, BACKWARD, WITH_WEIGHT, REGATHER = "forward", "backward", "with weight", "regather"
 
 
 class Call(NamedTuple):

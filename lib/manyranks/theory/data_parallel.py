@@ -101,7 +101,7 @@ def _exposed(seconds: float, hidden_behind: float, units: int, plan: Plan) -> fl
     if not plan.overlap:
         return seconds
     shown = max(seconds / units, seconds - hidden_behind)
-    return shown + plan.framework.beside * (seconds - shown)
+    return shown + plan.framework.collective_share * (seconds - shown)
 
 
 def optimizer_seconds(optimizer: float, plan: Plan, cluster: Cluster, constants: Constants) -> float:

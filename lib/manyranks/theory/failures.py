@@ -96,9 +96,9 @@ def lost_work(interval: float, stall: float, mtbf: float, write: float = 0.0) ->
     interval, stall, mtbf, write: seconds, as for goodput
     """
     _checked(interval, stall, mtbf, write)
-    tau, length, beside = (seconds / mtbf for seconds in (interval, interval + stall, write))
-    later = -math.expm1(-tau) - math.exp(-length) * math.expm1(-beside) - (tau + beside) * math.exp(-length - beside)
-    first = later + math.expm1(-beside) + beside * math.exp(-beside)
+    tau, length, written = (seconds / mtbf for seconds in (interval, interval + stall, write))
+    later = -math.expm1(-tau) - math.exp(-length) * math.expm1(-written) - (tau + written) * math.exp(-length - written)
+    first = later + math.expm1(-written) + written * math.exp(-written)
     return mtbf * (later + first * math.exp(-length) / -math.expm1(-length))
 
 

@@ -206,12 +206,12 @@ def tensor_shown(plan: Local, sent: Seconds, behind: float) -> tuple[float, floa
 
     A stack that cuts a product and its gather or sum in as many chunks as ranks shows one chunk of each.
     """
-    forward, backward, beside, again = (sent.get(("tp", when), 0.0) for when in (FORWARD, BACKWARD, WITH_WEIGHT, REGATHER))
+    forward, backward, with_weight, again = (sent.get(("tp", when), 0.0) for when in (FORWARD, BACKWARD, WITH_WEIGHT, REGATHER))
     if plan.overlap and plan.overlap_tensor and plan.framework.chunks:
         forward, backward = forward / plan.tp, backward / plan.tp
     if not (plan.overlap and plan.overlap_tensor):
-        return forward, backward + beside + again
-    return forward, backward + max(0.0, again + beside - behind)
+        return forward, backward + with_weight + again
+    return forward, backward + max(0.0, again + with_weight - behind)
 
 
 def context_shown(plan: Local, sent: Seconds, core: tuple[float, float]) -> tuple[float, float]:

@@ -86,7 +86,7 @@ class Stack:
     every_other: selective recomputation runs every other product again, and all that is no product, instead of what is cheap
     prefetch: backward gathers the next unit's parameters while it computes this one's
     data_only: it has no tensor, pipeline, context or expert parallelism
-    beside: share of the processors that a collective takes from computing while the two overlap
+    collective_share: share of the processors that a collective takes from computing while the two overlap
     copies: see Copies
     optimizer: bytes that a parameter's update passes between chip and memory, with a tensor in 32 bits beside the states; 0:
         one fused kernel
@@ -117,7 +117,7 @@ class Stack:
     every_other: bool = False
     prefetch: bool = True
     data_only: bool = False
-    beside: float = 0.0
+    collective_share: float = 0.0
     copies: Copies = _NO_COPIES
     optimizer: float = 0.0
     fp32_shards: bool = False
@@ -147,7 +147,7 @@ _EAGER = {"moved": Moved(norm=36, rotary=20, gated=10), "keeps": Keeps(norm=4, g
 # One H100 with memory to spare held 10 to 27 % more than it used, 17 % in the mean: published/h100_steps.csv.
 _RESERVED = 0.17
 # A round number: what llm-foundry ran had less left.
-_PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "fp32_shards": True, "reserved": 0.05}
+_PYTORCH = {"collective_share": _NCCL, "optimizer": _FOREACH, "fp32_shards": True, "reserved": 0.05}
 # torch.distributed.tensor.parallel.loss, backward: log-probabilities, zeros, their sum with the exponential, and its product.
 _LOSS = {"logits": 12.0, "cut_logits": 16.0}
 _FULLY_SHARD = _PYTORCH | _LOSS | {"copies": _FSDP2, "reduce_once": True, "reserved": _RESERVED}
