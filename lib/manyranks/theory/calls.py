@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from manyranks.theory import collectives
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import Local
+from manyranks.theory.plan import LayerPlan
 
 HALF, SUMS = 2, 4  # bytes: of an activation that travels, and of a gradient that ranks sum up
 # When a call is made. A layer's backward has also calls that travel beside the gradient of a weight, and those that gather
@@ -101,7 +101,7 @@ def counted(calls: Iterable[Call], n: int, rank: int = 0) -> Passes:
     return found
 
 
-def between_stages(shape: ModelShape, plan: Local) -> list[Call]:
+def between_stages(shape: ModelShape, plan: LayerPlan) -> list[Call]:
     """Lists the calls of one micro-batch from a stage to the next, one way: each tensor-parallel rank sends its share.
 
     Source: arXiv 2104.04473, section 4.1.

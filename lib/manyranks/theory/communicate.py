@@ -28,7 +28,7 @@ class Passing(NamedTuple):
 
     @property
     def groups(self) -> dict[str, tuple[int, int]]:
-        return self.site.local.groups | {"pp": self.pipeline}
+        return self.site.plan.groups | {"pp": self.pipeline}
 
 
 class Said(NamedTuple):
@@ -65,7 +65,7 @@ def communicate(work: Work, stride: int, rows: Rows) -> Sent:
 
     stride: ranks from one of a pipeline to the next. Raises ValueError for a group that the cluster has no room for.
     """
-    said = Said(work.site, work.dealt.names, (work.dealt.layout.pp, stride))
+    said = Said(work.site, work.dealt.names, (work.dealt.plan.pp, stride))
     return Sent(*[timed(each, work.site.speeds) for each in (said, rows)])
 
 
@@ -83,10 +83,10 @@ def seconds(what: Passing | Row, speeds: Speeds) -> Seconds:
     if isinstance(what, Row):
         found = sharding.calls(what)
     elif what.part == BETWEEN:
-        found = calls.between_stages(what.site.shape, what.site.local)
+        found = calls.between_stages(what.site.shape, what.site.plan)
     else:
-        shape, local, part, imbalance = what.site.shape, what.site.local, what.part, what.site.imbalance
-        found = tensor.calls(shape, local, part, imbalance)
-        found += context.sends.calls(shape, local) if part in ("dense", "moe") else []
-        found += expert.chances.calls(shape, local, routes["ep"].inside, imbalance) if part == "moe" else []
+        shape, plan, part, imbalance = what.site.shape, what.site.plan, what.part, what.site.imbalance
+        found = tensor.calls(shape, plan, part, imbalance)
+        found += context.sends.calls(shape, plan) if part in ("dense", "moe") else []
+        found += expert.chances.calls(shape, plan, routes["ep"].inside, imbalance) if part == "moe" else []
     return network.seconds(found, routes, speeds.constants, trees=isinstance(what, Row))

@@ -145,10 +145,10 @@ def estimate(
     checks.check_precision(plan, cluster)
     plan.check(shape, cluster.gpus if gpus is None else gpus)
     check_imbalance(shape, plan, imbalance)
-    dealt = stages.deal(shape, plan.layout)  # the layers of each rank
+    dealt = stages.deal(shape, plan.stage_plan)  # the layers of each rank
     held = states.hold(dealt)  # and its parameters
     rows, largest = states.rows(held, shape, plan), states.optimizer_bytes(held, plan)
-    at = site(shape, plan.local, cluster, constants, imbalance)
+    at = site(shape, plan.layer_plan, cluster, constants, imbalance)
     work = compute(dealt, at)  # seconds of a micro-batch
     sent = communicate(work, plan.stride, rows)  # seconds of calls, as if nothing hid them
     paced = pace.pipe(work, sent.passes, held, plan.microbatches, plan.virtual)  # a step of each rank, with what shows

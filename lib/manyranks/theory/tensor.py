@@ -16,10 +16,10 @@ from manyranks.theory import activations, checkpointing, checks, memory
 from manyranks.theory.activations import Kept as Saved
 from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.calls import BACKWARD, FORWARD, HALF, REGATHER, WITH_WEIGHT, Call, Calls, Passes, counted
-from manyranks.theory.plan import Local, Plan, why_uncut
+from manyranks.theory.plan import LayerPlan, Plan, why_uncut
 
 
-def calls(shape: ModelShape, plan: Local, part: str, imbalance: float = 1.0) -> list[Call]:
+def calls(shape: ModelShape, plan: LayerPlan, part: str, imbalance: float = 1.0) -> list[Call]:
     """Lists what tensor and sequence parallelism send for one micro-batch.
 
     part: "dense" or "moe", a layer; "embedding"; "head", without the loss, which sends a few bytes per token more

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from manyranks.theory import checks, tensor
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.calls import BACKWARD, HALF, SUMS, Call, Passes, counted
-from manyranks.theory.plan import Local, multiples
+from manyranks.theory.plan import LayerPlan, multiples
 
 
 class Sizes(NamedTuple):
@@ -83,7 +83,7 @@ def messages(
     return keys + [call._replace(when=BACKWARD) for call in keys] + gradients
 
 
-def calls(shape: ModelShape, plan: Local) -> list[Call]:
+def calls(shape: ModelShape, plan: LayerPlan) -> list[Call]:
     """Lists what a rank sends of one micro-batch in one layer, in 16 bits, and gradients' sums in 32; with latent attention
     the compressed keys and values travel."""
     T, t = plan.rank_tokens, plan.tp

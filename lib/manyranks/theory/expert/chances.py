@@ -13,7 +13,7 @@ from manyranks.theory.calls import BACKWARD, FORWARD, HALF, Call
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.layer import sent_bytes
-from manyranks.theory.plan import Local, Plan
+from manyranks.theory.plan import LayerPlan, Plan
 
 
 class Copies(NamedTuple):
@@ -39,7 +39,7 @@ def travel(shape: ModelShape, ranks: int, inside: int, hops: int = 2) -> Copies:
     return Copies(shape.top_k * (1 - 1 / inside), other_nodes(shape, nodes) if nodes > 1 else 0.0)
 
 
-def calls(shape: ModelShape, plan: Local, inside: int, imbalance: float = 1.0, hops: int = 2) -> list[Call]:
+def calls(shape: ModelShape, plan: LayerPlan, inside: int, imbalance: float = 1.0, hops: int = 2) -> list[Call]:
     """Lists a rank's calls of one micro-batch in one layer: tokens to their experts and back; backward gradients as well.
 
     With sequence parallelism each tensor-parallel rank sends its own T/t tokens. They leave in the recipe's bytes,

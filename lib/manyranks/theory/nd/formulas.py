@@ -126,7 +126,7 @@ def _gathers(shape: ModelShape) -> int:
     """A layer's four forward and, with its inputs once more, six backward (half of it where attention and MLP run side by
     side), the embedding's two, and the head's three: tensor.calls."""
     counts = {"dense": shape.layers, "embedding": 1, "head": 1}
-    return sum(times * call.times for part, times in counts.items() for call in tensor.calls(shape, Plan().local, part))
+    return sum(times * call.times for part, times in counts.items() for call in tensor.calls(shape, Plan().layer_plan, part))
 
 
 def _context(shape: ModelShape, route: Route, constants: Constants) -> Sent:

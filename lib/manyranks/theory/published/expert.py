@@ -69,7 +69,7 @@ def _work(time: StepTime, rank: int) -> dict[str, float]:
 
 def _update(time: StepTime, rank: int) -> float:
     """Gradients and parameters travel with nothing to hide behind, beside the optimizer."""
-    held = states.hold(stages.deal(time.shape, time.plan.layout))
+    held = states.hold(stages.deal(time.shape, time.plan.stage_plan))
     rows = states.rows(held, time.shape, time.plan)
     timed = communicate.timed(rows, compute.speeds(time.cluster, time.constants))
     alone = [(held.ranks[rank], 0.0, 0.0)]
