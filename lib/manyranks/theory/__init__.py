@@ -1,6 +1,7 @@
 """Floor 1: what should happen. Bytes, seconds and FLOPs from formulas. Standard library only.
 
     inputs
+      tables                                      what papers and public repositories print, a CSV file each
       shapes, architecture, hybrid, huggingface   models: sizes, and what follows from them
       hardware, cluster, kernels                  chips, links, and three constants for all estimates
       plan, stacks                                how a step is split, and a framework's way of doing that

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from manyranks.theory import hardware, published
+from manyranks.theory import hardware, tables
 from manyranks.theory.hardware import GB, Accelerator, Link
 from manyranks.theory.names import Named, lazily, nearest
 
@@ -211,7 +211,7 @@ def _of_row(row: dict[str, str]) -> Cluster:
 
 @functools.cache
 def _clusters() -> Named:
-    table = published.rows("clusters")
+    table = tables.rows("clusters")
     found = {row["name"]: _of_row(row) for row in table} | {"laptop": laptop()}
     # Meta's, limited to 500 W: dynamic power grows with the cube of the clock, so that products run at 0.89 of their rate.
     slow, clock = found["grand-teton"].accelerator, (500 / 700) ** (1 / 3)

@@ -7,12 +7,12 @@ gradient take on all stages of one rank; the input gradient is the rest of the b
 import functools
 from typing import NamedTuple
 
-from manyranks.theory import checks, published
+from manyranks.theory import checks, tables
 from manyranks.theory.names import one_of
 from manyranks.theory.plan import SCHEDULES
 
 # The schedules' names, as their papers write them, and their bubbles in closed form.
-WRITTEN, FORMS = ({row["name"]: row[column] for row in published.rows("schedules")} for column in ("written", "bubble"))
+WRITTEN, FORMS = ({row["name"]: row[column] for row in tables.rows("schedules")} for column in ("written", "bubble"))
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")  # run weight gradients on their own
 # Share of the waits in forward that no earlier backward fills: 0 to 0.43 in replays of 2 to 16 ranks.
 LAST_TURNS = 0.2

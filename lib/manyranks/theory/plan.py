@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import NamedTuple
 
-from manyranks.theory import published
+from manyranks.theory import tables
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.names import concise, one_of, whole
 from manyranks.theory.stacks import STACKS, Stack
 
-SCHEDULES = tuple(row["name"] for row in published.rows("schedules"))
+SCHEDULES = tuple(row["name"] for row in tables.rows("schedules"))
 V_SHAPED = ("zb-v", "dualpipe-v")  # two stages a rank, there and back
 RECOMPUTE = ("none", "selective", "full")  # each computes more again than the one before
 CONTEXT = ("ring", "all-gather", "ulysses")

@@ -1,12 +1,12 @@
 """Stacks: what a framework does with a plan. They describe structure, with sources; one number is fitted, _MEGATRON_HOST.
 
-published/stacks.csv lists them: the families below whose fields they have, and their own.
+tables/stacks.csv lists them: the families below whose fields they have, and their own.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import published
+from manyranks.theory import tables
 from manyranks.theory.names import Named
 
 
@@ -144,7 +144,7 @@ _FSDP1 = Copies(0 + 2 * 2, 4 + 3 * 2)  # all in 16 bits; parameters are views of
 # Operator by operator: RMSNorm and rotary positions in 32 bits. Backward reads a norm's input in 32 bits and, divided by its
 # root mean square, in 16; and of a gated MLP also what the function makes.
 _EAGER = {"moved": Moved(norm=36, rotary=20, gated=10), "keeps": Keeps(norm=4, gated=2)}
-# One H100 with memory to spare held 10 to 27 % more than it used, 17 % in the mean: published/h100_steps.csv.
+# One H100 with memory to spare held 10 to 27 % more than it used, 17 % in the mean: tables/h100_steps.csv.
 _RESERVED = 0.17
 # A round number: what llm-foundry ran had less left.
 _PYTORCH = {"collective_share": _NCCL, "optimizer": _FOREACH, "fp32_shards": True, "reserved": 0.05}
@@ -173,11 +173,11 @@ def _stack(row: dict[str, str]) -> Stack:
     given, parts = {}, {"moved": {}, "keeps": {}}
     for family in row["families"].split():
         given |= _FAMILIES[family]
-    for name, text in published.pairs(row["fields"]).items():
-        value, (part, _, field) = float(text) if "." in text else published.value(text), name.partition(".")
+    for name, text in tables.pairs(row["fields"]).items():
+        value, (part, _, field) = float(text) if "." in text else tables.value(text), name.partition(".")
         (parts[part] if field else given)[field or part] = value
     given |= {part: kind(**parts[part]) for part, kind in (("moved", Moved), ("keeps", Keeps)) if parts[part]}
     return Stack(row["name"], source=row["source"], **given)
 
 
-STACKS = Named("stack", {row["name"]: _stack(row) for row in published.rows("stacks")})
+STACKS = Named("stack", {row["name"]: _stack(row) for row in tables.rows("stacks")})

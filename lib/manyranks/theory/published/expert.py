@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from manyranks.theory import communicate, compute, data_parallel, memory, pace, pipeline, published, stages, states, step
+from manyranks.theory import communicate, compute, data_parallel, memory, pace, pipeline, stages, states, step, tables
 from manyranks.theory.memory import Peak
 from manyranks.theory.pace import ForwardBackward
 from manyranks.theory.plan import Plan
@@ -47,7 +47,7 @@ def phases() -> list[Phase]:
     whole = sum(first.values()) + time.bubble + time.pipeline
     means = {phase: sum(each[phase] for each in ranks) / len(ranks) for phase in first}
     both = [each | {"bubble": whole - sum(each.values())} for each in (first, means)]
-    printed = published.rows("deepseek_isca_step_breakdown")
+    printed = tables.rows("deepseek_isca_step_breakdown")
     said = {line["metric"].removesuffix(" (s)"): (float(line["MPFT"]), line["reason"]) for line in printed}
     return [Phase(name, *(each[name] for each in both), *said[name]) for name in PHASES]
 

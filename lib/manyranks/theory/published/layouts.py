@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from manyranks.theory import memory, published, step
+from manyranks.theory import memory, step, tables
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, clusters
 from manyranks.theory.memory import Peak
@@ -47,7 +47,7 @@ def layouts() -> list[Layout]:
     one is there, for another network than ours joins them.
     """
     runs = {row.name: row for row in (*steps.llama3(), *steps.megascale(), *steps.deepseek())}
-    return [_layout(row, runs) for row in published.rows("layouts")]
+    return [_layout(row, runs) for row in tables.rows("layouts")]
 
 
 def _layout(row: dict[str, str], runs: dict[str, steps.Row]) -> Layout:
