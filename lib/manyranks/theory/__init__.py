@@ -8,7 +8,8 @@
     one step, in the order in which step.estimate asks
       stages, states         the layers of each rank, and its parameters
       compute, layer         seconds of one micro-batch, kernel by kernel
-      communicate, network   seconds of calls; each axis lists its own: tensor, context, expert, data_parallel
+      calls                  collectives and messages, axis by axis
+      communicate, network   seconds of them
       pace, pipeline         a micro-batch and a step on each rank; bubbles
       memory, activations    bytes that a rank holds
     built on a step

@@ -1,6 +1,6 @@
 """Seconds of all that a rank says to others in a step, as if nothing hid it: each axis's calls, on its group's route.
 
-The calls, with their bytes, stand in tensor.py, context/sends.py, expert/chances.py, sharding.py and, between stages, calls.py.
+calls.py lists the calls, with their bytes.
 """
 
 import functools
@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import calls, context, expert, network, sharding, tensor
+from manyranks.theory import calls, expert, network
 from manyranks.theory.compute import Site, Speeds, Work
 from manyranks.theory.network import Seconds
 from manyranks.theory.states import Row, Rows
@@ -81,12 +81,13 @@ def seconds(what: Passing | Row, speeds: Speeds) -> Seconds:
     cluster = speeds.cluster
     routes = {group: cluster.route(*ranks) for group, ranks in what.groups.items()}
     if isinstance(what, Row):
-        found = sharding.calls(what)
+        found = calls.data_parallel(what)
     elif what.part == BETWEEN:
         found = calls.between_stages(what.site.shape, what.site.plan)
     else:
         shape, plan, part, imbalance = what.site.shape, what.site.plan, what.part, what.site.imbalance
-        found = tensor.calls(shape, plan, part, imbalance)
-        found += context.sends.calls(shape, plan) if part in ("dense", "moe") else []
-        found += expert.chances.calls(shape, plan, routes["ep"].inside, imbalance) if part == "moe" else []
+        found = calls.tensor(shape, plan, part, imbalance)
+        found += calls.context(shape, plan) if part in ("dense", "moe") else []
+        if part == "moe":
+            found += calls.experts(shape, plan, expert.travel(shape, plan.ep, routes["ep"].inside), imbalance)
     return network.seconds(found, routes, speeds.constants, trees=isinstance(what, Row))

@@ -13,10 +13,8 @@ from typing import NamedTuple
 
 from manyranks.theory import checks
 from manyranks.theory.architecture import ModelShape, parameters_of
-from manyranks.theory.calls import BACKWARD, FORWARD, Call
 from manyranks.theory.names import one_of
 from manyranks.theory.plan import RECIPES
-from manyranks.theory.states import Row
 
 
 def padded(elements: int, n: int) -> int:
@@ -152,19 +150,6 @@ def gradients_peak(units: Sequence[int], n: int, itemsize: int) -> int:
     waiting = [unit + 2 * row for unit, row in zip(units, rows[1:], strict=False)]
     leaving = [max(unit + row, 2 * row) for unit, row in zip(units, rows, strict=True)]
     return itemsize * max([*waiting, *leaving], default=0)
-
-
-def calls(row: Row) -> list[Call]:
-    """Lists data parallelism's calls for one row, once: gradients are summed, and parameters gathered if they're sharded.
-
-    Source: arXiv 1910.02054, sections 5 and 7; between replicas of the shards, arXiv 2304.11277, section 3.2.2.
-    """
-    elements, group, recipe, sharded = row
-    if not sharded:
-        return [Call("data", "all_reduce", elements, recipe.reduced, BACKWARD)]
-    across = Call("replicas", "all_reduce", elements / group.shards, recipe.reduced, BACKWARD)
-    gather = Call("shards", "all_gather", elements, recipe.parameters, FORWARD)
-    return [Call("shards", "reduce_scatter", elements, recipe.reduced, BACKWARD), across, gather]
 
 
 class Sent(NamedTuple):
