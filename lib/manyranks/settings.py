@@ -1,4 +1,4 @@
-"""Keeps things for a reader between sessions, in JSON files beside Jupyter's own settings.
+"""Keeps things for a reader between sessions, in JSON files next to Jupyter's own settings.
 
 With MANYRANKS_SETTINGS=off in the environment nothing is read or kept: tests and stored notebooks start the same everywhere.
 """

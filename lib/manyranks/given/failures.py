@@ -201,7 +201,7 @@ class Odd(NamedTuple):
     wrong: str
     replicas: int = 1
     alike: bool = False
-    room = 128  # bytes that a rank may send beside what ours sends, such as a digest in words; the same in all cases
+    room = 128  # bytes that a rank may send on top of what ours sends, such as a digest in words; the same in all cases
 
     def __str__(self) -> str:
         who = "one replica" if self.replicas == 1 else f"each of {self.replicas} replicas"
@@ -296,7 +296,7 @@ class Roles(NamedTuple):
     roles: of the ranks, in order
     least: the fewest healthy ranks that may take a step
     bad: a worthless gradient's number
-    room: bytes that a rank may send beside what ours sends: with a quorum, the gradient once more
+    room: bytes that a rank may send on top of what ours sends: with a quorum, the gradient once more
     turned: whether the rank that has the first role is drawn
     """
 

@@ -18,7 +18,7 @@ _REPEATS, _MOST = 5, 4  # sequences
 
 @OnRanks
 def mfu(values, ranks, say):
-    """A rank in float32: FLOPs of theory and of a counter, seconds beside those that the machine's roof allows, and the roof.
+    """A rank in float32: FLOPs of theory and of a counter, seconds next to those that the machine's roof allows, and the roof.
 
     A linear layer's product forward, a layer and a step of the course's GPT in both directions; micro-batches of 4 at most.
     """

@@ -27,10 +27,10 @@ _kept: dict = {}  # on a rank: its pipeline
 
 @OnRanks
 def pipeline(values, ranks, say):
-    """A linear layer a stage on 2 to 8 ranks, with products beside it until F, I and W take as many FLOPs as the explorer says.
+    """A linear layer a stage on 2 to 8 ranks, with more products until F, I and W take as many FLOPs as the explorer says.
 
     The ranks' program is replayed by its FLOPs, and each message takes the explorer's time. Bubbles are in the explorer's units
-    beside a replay of the schedule's table; bytes beside 4·rows·width for each crossing.
+    next to a replay of the schedule's table; bytes next to 4·rows·width for each crossing.
     """
     names, p, m = list(dict.fromkeys((values["first"], values["second"]))), few(values["pp"]), values["m"]
     world, rows, takes = ranks(p), [], {kind: values[kind] for kind in "FIW"}

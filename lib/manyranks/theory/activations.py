@@ -13,9 +13,12 @@ from manyranks.theory.stages import Dealt, Stage
 
 
 class Rank(NamedTuple):
-    """Bytes on a pipeline rank. kept: of all micro-batches in flight; loss: what of it one of them keeps at the head, and gives
-    back before layers run backward; again: what backward recomputes of one layer, for that layer,
-    and makes beside it where scores are stored; host: what waits in the host's memory.
+    """Bytes on a pipeline rank.
+
+    kept: of all micro-batches in flight
+    loss: what of it one of them keeps at the head, and gives back before layers run backward
+    again: what backward recomputes of one layer, for that layer, and makes with it where scores are stored
+    host: what waits in the host's memory
     """
 
     kept: int
@@ -192,7 +195,7 @@ def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
     if plan.recompute == "full":
         return Kept(0.0, 0.0)
     again = plan.recompute == "selective"
-    norms = 0 if shape.parallel_layers else shape.norms_per_layer - 1  # beside attention's; in parallel they read the same
+    norms = 0 if shape.parallel_layers else shape.norms_per_layer - 1  # other than attention's; in parallel they read the same
     outside = (item + _norm_keeps(shape, plan)) * h * norms + (h if shape.dropout else 0)
     shared = shape.parallel_layers and shape.norms_per_layer == 1  # the norm's output, too
     outside += 0 if shared else _norm_output(shape, plan)

@@ -87,7 +87,7 @@ class ModelShape:
     clamped: it bounds what it multiplies. tied: the
     head is the input embedding. norm: "rmsnorm" (a scale), "layernorm" (a scale and a shift) or "none"; a final norm follows
     the last layer. bias: on every linear layer but the head and the router; qkv_bias: on queries, keys and values only;
-    qk_norm: a norm of head_size on queries and one on keys; sinks: a number a query head, in the softmax beside the scores.
+    qk_norm: a norm of head_size on queries and one on keys; sinks: a number a query head, in the softmax with the scores.
     positions: rows of learned position embeddings, 0 for rotary. embedding_norm: a norm after the embedding. dropout: on
     attention probabilities, after attention and MLP, and after the embedding. experts: routed ones, in all layers but the first
     dense_layers; a token uses top_k of them and every shared one; shared_ffn: size of each shared expert, 0 means expert_ffn;

@@ -14,7 +14,7 @@ from manyranks.theory import checks, tables
 from manyranks.theory.hardware import Accelerator
 
 WARP, SECTOR, LINE, BANKS = 32, 32, 128, 32  # lanes; bytes; bytes; banks of shared memory, each 4 bytes wide
-LSE = 4  # bytes of a row's log-sum-exp, which is all that attention's backward needs beside its inputs and its output
+LSE = 4  # bytes of a row's log-sum-exp, which is all that attention's backward needs besides its inputs and its output
 
 
 def sectors(stride: int, lanes: int = WARP, itemsize: int = 4) -> int:

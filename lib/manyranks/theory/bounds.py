@@ -20,7 +20,7 @@ def passes(model: ForwardBackward, p: int, m: int, hides: bool) -> float:
 
     model: one micro-batch in the whole model, from pace.of_model
     p, m: the pipeline's ranks and its micro-batches
-    hides: whether experts' messages hide beside another micro-batch
+    hides: whether experts' messages hide behind another micro-batch
 
     The slowest rank takes no less than the mean of all ranks, and experts' exposed messages, a maximum of sums, are on the mean
     of ranks no less than on the mean rank. Left out are uneven stages, bubbles, messages between stages, gradients and

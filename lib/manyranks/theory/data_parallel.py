@@ -97,7 +97,7 @@ def _shown(plan: Plan, often: Times, reduce: float, gather: float, forward: floa
 
 
 def _exposed(seconds: float, hidden_behind: float, units: int, plan: Plan) -> float:
-    """Returns what nothing hides, and what the collective's kernels take from the processors that compute beside it."""
+    """Returns what nothing hides, and what the collective's kernels take from the processors that compute meanwhile."""
     if not plan.overlap:
         return seconds
     shown = max(seconds / units, seconds - hidden_behind)

@@ -18,7 +18,7 @@ from manyranks.theory.states import Held, RankParameters
 
 
 class Pass(NamedTuple):
-    """Seconds of forward or of backward. host: of the CPU that launches all of it, beside which the chip works."""
+    """Seconds of forward or of backward. host: of the CPU that launches all of it while the chip works."""
 
     compute: float = 0.0
     tensor: float = 0.0
@@ -202,7 +202,7 @@ def shown(busy: Busy, sent: Seconds) -> ForwardBackward:
 
 
 def tensor_shown(plan: LayerPlan, sent: Seconds, behind: float) -> tuple[float, float]:
-    """Times one layer's tensor parallelism, each way. behind: seconds of weights' gradients, beside which some calls travel.
+    """Times one layer's tensor parallelism, each way. behind: seconds of weights' gradients, behind which some calls hide.
 
     A stack that cuts a product and its gather or sum in as many chunks as ranks shows one chunk of each.
     """
@@ -297,8 +297,9 @@ def mean_of_others(kinds: list[Kind], own: int) -> tuple[float, float, float]:
 
 
 def hides_experts(plan: LayerPlan, schedule: str, p: int, m: int, virtual: int) -> bool:
-    """Returns whether one micro-batch's forward runs beside another's backward: under DualPipe, and where the stack does so
-    without a pipeline or with interleaved stages.
+    """Returns whether one micro-batch's forward runs together with another's backward.
+
+    It does under DualPipe, and where the stack does so without a pipeline or with interleaved stages.
     """
     if not plan.overlap or m == 1:
         return False
@@ -308,9 +309,10 @@ def hides_experts(plan: LayerPlan, schedule: str, p: int, m: int, virtual: int) 
 
 
 def hide_experts(cost: ForwardBackward) -> ForwardBackward:
-    """Runs one micro-batch's forward beside another's backward: tokens travel to experts while the other does all the rest.
+    """Runs one micro-batch's forward together with another's backward.
 
-    The two are one piece of work then: forward and backward are given half of it each.
+    Tokens of one travel to experts while the other does all the rest. The two are one piece of work then: forward and backward
+    are given half of it each.
     """
     half = Pass(*(sum(pair) / 2 for pair in zip(cost.forward, cost.backward, strict=True)))
     half = half._replace(expert=max(0.0, half.expert - (half.chip - half.expert)))

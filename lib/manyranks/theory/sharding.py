@@ -86,7 +86,7 @@ def held(
     for the largest; tensors: how many the optimizer steps, None for one per row.
 
     rows: elements of each; parameter, gradient, master: bytes of one element, 0 where there is none (no masters of parameters
-    in 32 bits; no other parameters beside the masters where units are made of these); states: of each of the optimizer's;
+    in 32 bits; no parameters but the masters where units are made of these); states: of each of the optimizer's;
     counter: bytes of the optimizer's step counter, one for each tensor. One row of Φ elements that n divides, as it stands:
     16Φ, 4Φ + 12Φ/N, 2Φ + 14Φ/N and 16Φ/N bytes. Frozen rows: gradient=0, master=0, states=(), counter=0.
     Raises ValueError for negative sizes, and as shards does. Source: arXiv 1910.02054, section 5; HSDP: arXiv 2304.11277.

@@ -55,7 +55,7 @@ class Keeps(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Bytes per parameter that pass a chip's memory beside computing, for each gather and each reduction: the copies
+    """Bytes per parameter that pass a chip's memory on top of computing's, for each gather and each reduction: the copies
     out of and into their buffers, and the ring's traffic, for it writes what arrives and reads it to send it on.
     """
 
@@ -77,9 +77,9 @@ _MEGATRON_HOST = 80e-6
 
 @dataclass(frozen=True)
 class Stack:
-    """A framework, by what it does beside what a plan says.
+    """A framework, by what it does that a plan doesn't say.
 
-    attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with the exponentials beside it,
+    attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with exponentials at the same time,
         and no processor waiting for another
     moved: see Moved
     keeps: see Keeps
@@ -88,7 +88,7 @@ class Stack:
     data_only: it has no tensor, pipeline, context or expert parallelism
     collective_share: share of the processors that a collective takes from computing while the two overlap
     copies: see Copies
-    optimizer: bytes that a parameter's update passes between chip and memory, with a tensor in 32 bits beside the states; 0:
+    optimizer: bytes that a parameter's update passes between chip and memory, with a tensor in 32 bits besides the states; 0:
         one fused kernel
     fp32_shards: parameters, gradients and moments that are sharded, or on one rank, are in 32 bits; a step's first backward
         makes the gradients
@@ -96,8 +96,8 @@ class Stack:
         compiled one only logits and gradient, in 16
     cut_logits: the same where tp cuts the vocabulary, if that is more
     gathers_logits: all tensor-parallel ranks then gather them, and have all
-    reserved: what the allocator holds beside what is used, as a share of that; without fp32_shards states lie in flat buffers
-        for good, and have none
+    reserved: what the allocator holds on top of what is used, as a share of that; without fp32_shards states lie in flat
+        buffers for good, and have none
     reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce them at its end
     host: seconds that the CPU takes to launch a kernel; a pass takes no less
     hides_experts: one micro-batch's tokens travel to experts while another computes, "interleaved" where a pipeline's stages

@@ -154,7 +154,7 @@ def _states(held: Held, zero: int, shards: int, expert_shards: int, recipe: Reci
 
 
 def on_ranks(dealt: Dealt, plan: Plan) -> list[tuple[ModelStates, int]]:
-    """Returns the states of the ranks in dealt.firsts, and at most how many bytes are gathered or not yet reduced beside them.
+    """Returns the states of the ranks in dealt.firsts, and at most how many bytes more are gathered or not yet reduced.
 
     With ZeRO-3 or parameters in the host's memory, gathered parameters: two units (one in use, one under way), or all where
     forward's are kept; from ZeRO-2 on the whole gradients of a unit.

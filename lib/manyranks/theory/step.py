@@ -3,7 +3,7 @@
 Every kernel of a layer is charged its FLOPs and its bytes, every message α + n/β; what overlaps is hidden behind what it
 overlaps with. The step takes as long as the pipeline rank that is done last, so the slowest stage sets the pace.
 
-Assumed, beside the constants of kernels: all ranks are equally fast; reading data and writing checkpoints take no time,
+Assumed, besides the constants of kernels: all ranks are equally fast; reading data and writing checkpoints take no time,
 and Python only what it takes to launch kernels (Stack.host); messages of different kinds do not share links, and
 communication takes nothing from the processors but what the cluster reserves. In data parallelism gradients travel in
 equal buckets, one after another, by rings or trees, whichever is faster; ZeRO-3's in units of a layer. With overlap,
@@ -89,7 +89,7 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """The part that takes most of the step beside computing."""
+        """The part that takes most of the step apart from computing."""
         parts = {name: value for name, value in self.parts.items() if name != "compute"}
         return max(parts, key=parts.get)
 

@@ -89,7 +89,7 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
 
     @property
     def part(self) -> str:
-        """The part of the step that limits: the longest one beside compute, unless that is short."""
+        """The part of the step that limits: the longest one apart from compute, unless that is short."""
         time = self.scenario.time
         return time.limit if time.parts[time.limit] > MUCH * time.seconds else "compute"
 

@@ -1,4 +1,4 @@
-"""The lectures' rules of thumb as a function, beside what the planner finds for the same model on the same cluster.
+"""The lectures' rules of thumb as a function, next to what the planner finds for the same model on the same cluster.
 
 A rule fixes the degrees. The rest (the micro-batch, recomputation, stages per rank) is chosen as well for the rule as
 for the planner, so that two plans differ by their regimes and not by care.

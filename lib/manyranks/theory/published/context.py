@@ -1,4 +1,4 @@
-"""Context parallelism's published numbers beside the theory's: least blocks, longest contexts, shares of the ideal."""
+"""Context parallelism's published numbers next to the theory's: least blocks, longest contexts, shares of the ideal."""
 
 from typing import NamedTuple
 

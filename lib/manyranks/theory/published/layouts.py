@@ -61,8 +61,11 @@ def _layout(row: dict[str, str], runs: dict[str, steps.Row]) -> Layout:
 
 
 class Neighbor(NamedTuple):
-    """A layout beside a published one. fits: in the memory, with no more recomputation than plan says; impossible: why there is
-    no such plan, and nothing else then."""
+    """A layout next to a published one.
+
+    fits: in the memory, with no more recomputation than plan says
+    impossible: why there is no such plan; all else is empty then
+    """
 
     name: str
     plan: Plan | None = None
@@ -74,7 +77,7 @@ class Neighbor(NamedTuple):
 
     @property
     def limit(self) -> str:
-        """The part that it has most of beside computing, or why it cannot be."""
+        """The part that it has most of apart from computing, or why it cannot be."""
         return self.impossible or (self.time.limit if self.fits else "memory")
 
 

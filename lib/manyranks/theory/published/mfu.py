@@ -1,4 +1,4 @@
-"""Published utilizations, each from its paper's own numbers under its paper's own convention, beside what is printed.
+"""Published utilizations, each from its paper's own numbers under its paper's own convention, next to what is printed.
 
 Shares of the peak, not percent. A paper's number depends on what it counts: theory.flops.CONVENTIONS. Beside that
 stands the same run in this course's own convention, "causal".

@@ -52,7 +52,7 @@ def steps(chip: str) -> list[Row]:
 
 
 def peaks(chip: str) -> list[Row]:
-    """Bytes that a step used at once, without what the allocator held beside them."""
+    """Bytes that a step used at once, without what the allocator held on top of them."""
     found = []
     for row in tables.rows(f"{chip.lower()}_steps"):
         shape, plan, name = _run(row)
