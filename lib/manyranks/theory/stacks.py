@@ -79,8 +79,8 @@ _MEGATRON_HOST = 80e-6
 class Stack:
     """A framework, by what it does that a plan doesn't say.
 
-    attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with exponentials at the same time,
-        and no processor waiting for another
+    attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with exponentials meanwhile, and
+        no processor waiting for another
     moved: see Moved
     keeps: see Keeps
     every_other: selective recomputation runs every other product again, and all that is no product, instead of what is cheap
