@@ -22,10 +22,14 @@ FORWARD, BACKWARD, WITH_WEIGHT, REGATHER = "forward", "backward", "with weight",
 class Call(NamedTuple):
     """A collective of a group, or a message to another member.
 
-    group: "tp"; "etp", the ranks that cut an expert; "cp"; "ep"; "pp"; of data parallelism "data", or "shards" and "replicas".
-    op: of collectives, or "send"; elements: as collectives counts them, of a message its own; itemsize: bytes of an element;
-    when: see FORWARD; times: how often; far: of an all-to-all whose ranks don't all get as much, the elements that leave the
-    node, those that stay being `elements`; hop: of a ring of messages, the block under which it travels.
+    group: "tp"; "etp", the ranks that cut an expert; "cp"; "ep"; "pp"; of data parallelism "data", or "shards" and "replicas"
+    op: of collectives, or "send"
+    elements: as collectives counts them, of a message its own
+    itemsize: bytes of an element
+    when: see FORWARD
+    times: how often
+    far: elements of an all-to-all that leave the node, where ranks don't all get as much; `elements` are those that stay
+    hop: of a ring of messages, the block under which it travels
     """
 
     group: str

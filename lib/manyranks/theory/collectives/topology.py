@@ -8,22 +8,22 @@ from manyranks.theory.names import one_of
 
 
 def torus_seconds(op: str, bytes: float, dims: Sequence[int], link: Link) -> float:
-    """Seconds of one collective over all chips of a torus; 0 for one chip.
+    """Computes the seconds of one collective over all chips of a torus; 0 for one chip.
 
-    bytes: of the whole tensor, as in sent_bytes. dims: chips along each axis, e.g. (4, 4, 4); every axis closes to a ring, and
-    one of a single chip has no links. link: one link of one axis, one way.
+    bytes: of the whole tensor, as in sent_bytes
+    dims: chips along each axis, e.g. (4, 4, 4); every axis closes to a ring, and one of a single chip has no links
+    link: one link of one axis, one way
 
-    all_gather, reduce_scatter: α·hops + (N−1)/N·bytes / (2β·axes). A chip receives (N−1)/N of the tensor over two links of each
-    axis of more than one chip. With equal dims this is reached: the tensor is cut into one part an axis, and part i takes the
-    axes in the order i, i+1, …, so that all links are always busy; with unequal dims it is a lower bound.
-    Hops: half of each ring.
+    all_gather, reduce_scatter: α·hops + (N−1)/N·bytes / (2β·axes), where hops are half of each ring. A chip receives (N−1)/N of
+    the tensor over two links of each axis. Equal dims reach this: the tensor is cut into a part per axis, and part i takes the
+    axes in the order i, i+1, …, so that all links are always busy. With unequal dims it's a lower bound.
     all_reduce: both, one after the other.
     all_to_all: α·hops + (D//2)(D−D//2)/2D·bytes/β, D the longest axis. Cut across it, the chips of one side send the
     other side (D//2)(D−D//2)/D² ·N·bytes over 2N/D links. For an even D that is bytes·D/8β.
+
     Raises ValueError for an unknown operation, a size below 0 or an axis below 1.
-    Source: jax-ml/scaling-book, sharding.md: bytes / (bidirectional bandwidth × axes), an all-to-all a quarter of an
-    all-gather on an even ring (its bytes count all chips together, N times ours). It leaves out (N−1)/N, and takes the
-    larger of the hops' time and the bytes' time; we take the sum.
+    Source: jax-ml/scaling-book, sharding.md. It leaves out (N−1)/N, counts an all-to-all's bytes of all chips together, and
+    takes the larger of the hops' time and the bytes' time; we take the sum.
     """
     one_of(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), op=op)
     if not bytes >= 0:
@@ -42,7 +42,7 @@ def torus_seconds(op: str, bytes: float, dims: Sequence[int], link: Link) -> flo
 
 
 def cube(n: int) -> tuple[int, int, int]:
-    """The three axes of n chips that are nearest to a cube, longest first: 16 -> (4, 2, 2)."""
+    """Finds the three axes of n chips that are nearest to a cube, longest first: 16 -> (4, 2, 2)."""
     sides = [d for d in range(1, n + 1) if n % d == 0]
     found = [(n // (b * c), b, c) for c in sides for b in sides if c <= b and n % (b * c) == 0 and b <= n // (b * c)]
     return min(found, key=sum)
