@@ -248,8 +248,10 @@ def waiting(
     """Draws a step's time over the imbalance of the load: replayed points, theory's line, and what rank 1 does meanwhile.
 
     imbalance: load of the fullest rank, rank 0, ÷ the mean; one for each run, as in the next three
-    replayed: seconds of a step; computes, messages: seconds that rank 1 computes, and that its messages are on the way
-    predicted: imbalance -> seconds; ylabel: what the seconds are
+    replayed: seconds of a step
+    computes, messages: seconds that rank 1 computes, and that its messages are on the way
+    predicted: imbalance -> seconds
+    ylabel: what the seconds are
     """
     order = np.argsort(imbalance)
     x, whole, works, sends = (np.asarray(each, float)[order] for each in (imbalance, replayed, computes, messages))

@@ -20,8 +20,9 @@ FORMAT = "manyranks cluster 1"  # of the files that save writes
 class Level(NamedTuple):
     """A set of accelerators that one kind of link joins: a node, a rail, a pod.
 
-    size: accelerators in it; link: β is one accelerator's share, one way, for traffic that leaves the level below.
-    oversubscription: how many times less than its share an accelerator gets when all send at once; 1: full bisection.
+    size: accelerators in it
+    link: β is one accelerator's share, one way, for traffic that leaves the level below
+    oversubscription: how many times less than its share an accelerator gets when all send at once; 1: full bisection
     """
 
     name: str
@@ -53,9 +54,11 @@ class Route(NamedTuple):
 class Cluster:
     """Equal accelerators joined by levels of links, from the inside out, or by a torus.
 
-    gpus: how many there are, or None for as many as a plan asks for; torus: ring links an accelerator has (one for each
-    direction of each axis), 0 for a switched network; reserved: share of an accelerator's processors that only communicate.
-    host: bytes/s one way between an accelerator and its host's memory; host_memory: an accelerator's share of that, bytes.
+    gpus: how many there are, or None for as many as a plan asks for
+    torus: ring links an accelerator has, one for each direction of each axis; 0 for a switched network
+    reserved: share of an accelerator's processors that only communicate
+    host: bytes/s one way between an accelerator and its host's memory
+    host_memory: an accelerator's share of that, bytes
     """
 
     name: str

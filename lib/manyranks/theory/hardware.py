@@ -65,7 +65,11 @@ MOST = 1.2  # a clock above the one that the data sheet counts with
 
 @dataclass(frozen=True)
 class Link:
-    """A way between two ranks. latency: α, seconds; bandwidth: β, bytes/s one way."""
+    """A way between two ranks.
+
+    latency: α, seconds
+    bandwidth: β, bytes/s one way
+    """
 
     name: str
     latency: float

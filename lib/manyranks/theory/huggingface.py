@@ -30,12 +30,13 @@ class Key(NamedTuple):
 
 
 def from_hf_config(path: str | Path | Config) -> ModelShape:
-    """The shape that a config.json describes.
+    """Reads the shape that a config.json describes.
 
-    path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type: one of
-    the families in theory.models: llama, mistral, mixtral, gpt2, gpt_neox, opt, bloom, qwen2, qwen3, qwen3_moe, gemma, gemma2,
-    deepseek_v2, deepseek_v3, kimi_k2, glm4_moe, gpt_oss. A key that may be left out has its class's default. The shape takes
-    the folder's name.
+    path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers
+
+    Its model_type is llama, mistral, mixtral, gpt2, gpt_neox, opt, bloom, qwen2, qwen3, qwen3_moe, gemma, gemma2, deepseek_v2,
+    deepseek_v3, kimi_k2, glm4_moe or gpt_oss. A key that may be left out has its class's default. The shape takes the folder's
+    name.
     Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are not allowed or do
     not fit together; FileNotFoundError where there is no such file.
     """

@@ -140,13 +140,14 @@ def search(
     batch: int = 2048,
     **choices: object,
 ) -> Ranking:
-    """Plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
+    """Ranks plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
+
+    gpus: default the cluster's own
+    choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3)); values that do not go together, or
+        not with the shape, are left out
 
     Sets of plans that bounds show to be slower, or not to fit, are left unopened until somebody asks for what is in them.
-
-    gpus: default the cluster's own. choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3));
-    values that do not go together, or not with the shape, are left out. Routed experts are tried cut as attention is, and whole
-    on tensor-parallel ranks (etp=1).
+    Routed experts are tried cut as attention is, and whole on tensor-parallel ranks (etp=1).
     Raises ValueError for an unknown field, a value that no plan can have, or where no number of GPUs is given or it is not the
     cluster's.
     """

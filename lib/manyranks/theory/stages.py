@@ -29,9 +29,11 @@ class Stage(NamedTuple):
 class Dealt:
     """A model's layers on the ranks of a pipeline; compute, states and activations all begin with it.
 
-    ranks: for each pipeline rank, the sum of its stages; parts: of each kind of rank, how often a micro-batch passes a "dense"
-    layer, one with experts ("moe"), the "head" and the "embedding"; firsts: of each kind the earliest rank, or under DualPipe
-    all ranks; names: of all parts.
+    ranks: for each pipeline rank, the sum of its stages
+    parts: of each kind of rank, how often a micro-batch passes a "dense" layer, one with experts ("moe"), the "head" and the
+        "embedding"
+    firsts: of each kind the earliest rank, or under DualPipe all ranks
+    names: of all parts
     """
 
     shape: ModelShape
@@ -84,10 +86,12 @@ def stages_of(rank: int, p: int, stages: int, schedule: str) -> list[int]:
 
 
 def deal_stages(shape: ModelShape, stages: int, slots: bool = False, mtp: int = 0) -> list[Stage]:
-    """Layers dealt to stages in order, as evenly as possible; the first and the last stage get the fewer.
+    """Deals layers to stages in order, as evenly as possible; the first and the last stage get the fewer.
 
-    slots: the embedding and the head take the place of a layer each. mtp: multi-token-prediction modules, which take another
-    each, and then the embedding and the head do, too, if a stage has room for them: Megatron-Bridge's layouts of DeepSeek-V3.
+    slots: the embedding and the head take the place of a layer each
+    mtp: multi-token-prediction modules, which take another each, and then the embedding and the head do, too, if a stage has
+        room for them: Megatron-Bridge's layouts of DeepSeek-V3
+
     Raises ValueError for fewer layers (or slots) than stages.
     """
     mtp = mtp if stages > 1 and (shape.layers + 2 + mtp) // stages > mtp else 0

@@ -131,13 +131,16 @@ def estimate(
     gpus: int | None = None,
     imbalance: float = 1.0,
 ) -> StepTime:
-    """The time of one step.
+    """Estimates the time of one step; memory.peak says whether the plan fits in memory.
 
-    constants: the library's three, or others to see what they do. gpus: checked against the plan, as cluster.gpus is.
+    constants: the library's three, or others to see what they do
+    gpus: checked against the plan, as cluster.gpus is
     imbalance: copies that come to the fullest expert-parallel rank ÷ their mean, in every layer with experts; a micro-batch
-    takes as long as on that rank. Raises ValueError where the plan does not fit the shape or the number of accelerators, for
-    8-bit products on a chip without them, and for an imbalance that cannot be. .warning of what comes back says what it costs
-    that tensor parallelism leaves the node. Whether the plan fits in memory, memory.peak says.
+        takes as long as on that rank
+
+    If tensor parallelism leaves the node, .warning of what comes back says what that costs. Raises ValueError where the plan
+    does not fit the shape or the number of accelerators, for 8-bit products on a chip without them, and for an imbalance that
+    cannot be.
     """
     checks.kinds(shape=shape, plan=plan, cluster=cluster)
     if constants is not DEFAULT:

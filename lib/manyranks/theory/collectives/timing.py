@@ -27,11 +27,14 @@ class Path(NamedTuple):
 
 
 def seconds(op: str, bytes: float, n: int, link: Links, algorithm: str | None = None, node: int | None = None) -> float:
-    """Seconds of one collective of n ranks; 0 for one rank.
+    """Computes the seconds of one collective of n ranks; 0 for one rank.
 
-    bytes: of the whole tensor, as in sent_bytes. link: the Link between any two ranks, whose bandwidth is what one rank has to
-    itself (of an oversubscribed network, its share); for "hierarchical", with `node` ranks a node, the pair of Links inside a
-    node and between nodes. Chunks are bytes/n, not rounded. A root that sends to one rank after another takes a round for
+    bytes: of the whole tensor, as in sent_bytes
+    link: the Link between any two ranks, whose bandwidth is what one rank has to itself (of an oversubscribed network, its
+        share); for "hierarchical" the pair of Links inside a node and between nodes
+    node: ranks of a node, for "hierarchical" only
+
+    Chunks are bytes/n, not rounded. A root that sends to one rank after another takes a round for
     each. "ring" of broadcast is the chain, cut into as many pieces as are fastest: k pieces take (n−2+k)(α + bytes/kβ).
     Raises ValueError for an unknown operation or algorithm, a size below 0, an n or a node that does not suit, the wrong links.
     Source: Thakur, Rabenseifner, Gropp 2005; Chan, Heimlich, Purkayastha, van de Geijn 2007.

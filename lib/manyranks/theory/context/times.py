@@ -91,9 +91,15 @@ def _kernel_seconds(
 class Pass(NamedTuple):
     """Forward or backward, in seconds.
 
-    own: of each rank in each hop; under: what travels under each hop; hops: of the slowest rank in each; late: how much longer
-    its message takes; before: what travels before all else. computing: of the mean rank; slower: what that waits for slower
-    ones; messages: what nothing hides; seconds: all of it
+    own: of each rank in each hop
+    under: what travels under each hop
+    hops: of the slowest rank in each
+    late: how much longer its message takes
+    before: what travels before all else
+    computing: of the mean rank
+    slower: what that waits for slower ones
+    messages: what nothing hides
+    seconds: all of it
     """
 
     own: Sequence[Sequence[float]]
