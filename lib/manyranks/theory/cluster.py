@@ -182,7 +182,7 @@ def _torus_route(cluster: Cluster, ranks: int) -> Route:
     link, axes = cluster.levels[0].link, cluster.torus // 2
     side = max(2, round((cluster.gpus or cluster.levels[-1].size) ** (1 / axes)))
     taken = next(k for k in range(1, axes + 1) if side**k >= ranks or k == axes)
-    # The farthest member is half of each ring away, fewer hops than members before it: collectives.topology.
+    # The farthest member is half of each ring away, fewer hops than members before it: collectives.torus_seconds.
     hops = taken * max(1, round(ranks ** (1 / taken)) // 2)
     ring = replace(link, bandwidth=2 * taken * link.bandwidth, latency=link.latency * hops / max(1, ranks - 1))
     return Route(ranks, ring, link, ranks, ring)

@@ -25,7 +25,7 @@ from manyranks.show.scenario import in_code
 from manyranks.show.setting import Part
 from manyranks.theory import clusters, collectives
 from manyranks.theory.cluster import Cluster
-from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, timing, topology
+from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, timing
 from manyranks.theory.names import Named
 
 MOST = 16  # ranks that can still be read
@@ -167,7 +167,7 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
         """Raises ValueError for what cannot be: an algorithm, ranks or a topology that do not suit."""
         self._check()
         if self.cluster.torus:
-            return collectives.torus_seconds(self.operation, size, topology.cube(self.n), self.cluster.levels[0].link)
+            return collectives.torus_seconds(self.operation, size, timing.cube(self.n), self.cluster.levels[0].link)
         return collectives.cluster_seconds(self.operation, size, self.n, self.cluster, self.algorithm)
 
     @property
@@ -188,7 +188,7 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
         seconds, latency, most = self.seconds(self.size), self.seconds(0), units.size(max(self.sent))
         numbers = {"each rank sends" if units.size(min(self.sent)) == most else "the busiest rank sends": most}
         if self.cluster.torus:
-            numbers["torus"] = "×".join(str(side) for side in topology.cube(self.n) if side > 1)
+            numbers["torus"] = "×".join(str(side) for side in timing.cube(self.n) if side > 1)
         else:
             numbers["rounds"] = f"{self.steps:,}"
         return numbers | {"time": units.duration(seconds), "latency": f"{units.duration(latency)}, {latency / seconds:.0%}"}
@@ -214,7 +214,7 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
             return ""
         torus, group = self.cluster.torus, f"{self.n}, cluster"
         if torus:
-            group = f"{topology.cube(self.n)}, cluster.levels[0].link"
+            group = f"{timing.cube(self.n)}, cluster.levels[0].link"
         name, way = ("torus_seconds", "") if torus else ("cluster_seconds", f', "{self.algorithm}"')
         sent = f'sent_bytes("{self.operation}", {self.size}, 1, {self.n}, "{self.algorithm}", node={self.node})'
         text = _CODE.format(name=name, cluster=_CLUSTERS[self.topology], sent=sent)
