@@ -165,7 +165,9 @@ def _boxes(schedule: Schedule) -> np.recarray:
 class Charts(Panels):
     """A figure of `count` charts, of so many rows each at least; `show` shows as many runs, in any figure or explorer.
 
-    kinds: in the legend. split: whether it explains a rank's several stages; links: and messages. wide: inches
+    kinds: in the legend
+    split, links: whether the legend explains a rank's several stages, and messages
+    wide: inches
     """
 
     def __init__(

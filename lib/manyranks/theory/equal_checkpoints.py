@@ -14,9 +14,14 @@ _SLOTS = 128  # into which the memory is cut where layers are computed more than
 
 
 class Point(NamedTuple):
-    """A strategy for equal layers at its fullest moment, in the backward of a layer: layers' inputs that are stored, and layers
-    that are kept, besides two gradients. forwards: of one layer, those that it adds. waiting: inputs and layers that a
-    micro-batch holds between its forward and its backward; the stage's own input is one, its output isn't."""
+    """A strategy for equal layers at its fullest moment, in the backward of a layer. Two gradients come on top.
+
+    stored: layers' inputs
+    kept: whole layers
+    forwards: of one layer, those that it adds
+    waiting: inputs and layers that a micro-batch holds between its forward and its backward; the stage's own input is one, its
+        output isn't
+    """
 
     stored: float
     kept: int

@@ -28,8 +28,11 @@ def blocks() -> list[Block]:
 
 
 class Longest(NamedTuple):
-    """Thousands of tokens that a model's training takes at most. alone: on one device, computing block by block; chips: of the
-    ring."""
+    """Thousands of tokens that a model's training takes at most.
+
+    chips: of the ring
+    alone: on one device, computing block by block
+    """
 
     devices: str
     model: str
