@@ -28,9 +28,9 @@ def rows() -> Iterator[Row]:
         try:
             added = world.run(_added, folder)[0]
             blocking = {"theirs": added["blocking"]}
-            yield Row("a save, added to training: beside it; blocking", added["beside"], **blocking, ratio_at_most=MOST)
+            yield Row("a save, added to training: beside it; blocking", added["background"], **blocking, ratio_at_most=MOST)
             yield Row("blocking; torch.distributed.checkpoint.save", added["blocking"], added["dcp.save"])
-            yield Row("beside it; torch.distributed.checkpoint.async_save", added["beside"], added["dcp.async_save"])
+            yield Row("beside it; torch.distributed.checkpoint.async_save", added["background"], added["dcp.async_save"])
             starts = slowest(world.run(_starts, folder))
             yield Row("a start with its first step: resumed; fresh", **starts, ratio_at_most=MOST_START)
         finally:
@@ -77,7 +77,7 @@ def _ours(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Save]:
         trainer.save(checkpoints)
         checkpoints.wait()
 
-    return {"beside": lambda step: trainer.save(checkpoints), "blocking": blocking}
+    return {"background": lambda step: trainer.save(checkpoints), "blocking": blocking}
 
 
 def _theirs(trainer: Trainer, folder: str) -> dict[str, Save]:
@@ -88,12 +88,12 @@ def _theirs(trainer: Trainer, folder: str) -> dict[str, Save]:
         model = trainer.model.module
         return {"model": model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
 
-    def beside(step: int) -> None:
+    def background(step: int) -> None:
         if writing:
             writing.pop().result()
         writing.append(dcp.async_save(state(), checkpoint_id=f"{folder}/async", process_group=group))
 
-    return {"dcp.save": lambda step: dcp.save(state(), checkpoint_id=f"{folder}/save"), "dcp.async_save": beside}
+    return {"dcp.save": lambda step: dcp.save(state(), checkpoint_id=f"{folder}/save"), "dcp.async_save": background}
 
 
 def _starts(folder: str) -> dict[str, tuple[float, ...]]:

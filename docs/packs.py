@@ -310,10 +310,10 @@ def _sources() -> dict[str, str]:
     loaded = [
         Path(module.__file__) for key, module in [*sys.modules.items()] if key.startswith("manyranks") and module.__file__
     ]
-    beside = (
+    tables = (
         path for folder in {path.parent for path in loaded} for path in folder.iterdir() if path.suffix in (".csv", ".mplstyle")
     )
-    files = {Path(__file__).resolve(), *(path.resolve() for path in (*loaded, *beside))}
+    files = {Path(__file__).resolve(), *(path.resolve() for path in (*loaded, *tables))}
     return {path.relative_to(ROOT).as_posix(): digest(path) for path in sorted(files)}
 
 

@@ -60,8 +60,8 @@ def ring(recorded: dict) -> Picture:
             (changed,) = [c for c in range(n) if held[to][k][c] != held[to][k + 1][c]]
             (x, y), (u, v) = spots[source], spots[to]
             line = f"M{0.7 * x + 0.3 * u:g} {0.7 * y + 0.3 * v:g}L{0.3 * x + 0.7 * u:g} {0.3 * y + 0.7 * v:g}"
-            beside = _text(0.875 * (x + u) - 46.5, 0.875 * (y + v) - 49.5, f"{held[source][k][changed]:g}", "small")
-            picture.add(f'<path d="{line}" class="arrow"/>{beside}', [j == k for j in range(last + 1)])
+            number = _text(0.875 * (x + u) - 46.5, 0.875 * (y + v) - 49.5, f"{held[source][k][changed]:g}", "small")
+            picture.add(f'<path d="{line}" class="arrow"/>{number}', [j == k for j in range(last + 1)])
             picture.add(_box(160 + 49 * changed, 8 + 30 * to, 49, 26, "none", "new"), [j == k + 1 for j in range(last + 1)])
     for rank, (x, y) in enumerate(spots):
         picture.add(f'<circle cx="{x}" cy="{y}" r="12" fill="{COLORS[rank]}" class="line"/>' + _text(x, y, rank, "dark"))

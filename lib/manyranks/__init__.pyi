@@ -32,7 +32,7 @@ from . import (
     world as world,
 )
 from .lesson import attempt as attempt
-from .progress import my_progress as my_progress
+from .scores import my_progress as my_progress
 from .world import RankDied as RankDied
 from .world import RankFailed as RankFailed
 from .world import RankHung as RankHung

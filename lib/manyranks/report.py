@@ -4,7 +4,7 @@ import html
 import re
 from dataclasses import dataclass
 
-from manyranks import progress
+from manyranks import scores
 
 UNWRITTEN, NOT_JUDGED = "not written yet", "not judged"  # said in place of points
 _COLORS = {"✓": "#009E73", "✗": "#D55E00"}  # read on white and in the dark theme
@@ -58,7 +58,7 @@ class Report:
         from IPython.display import display
 
         display(self)
-        if total := progress.after(self.exercise, self.task, self.points, [line.hint for line in self.lines if not line.ok]):
+        if total := scores.after(self.exercise, self.task, self.points, [line.hint for line in self.lines if not line.ok]):
             display(total)
         return _Points(self.points)
 

@@ -1,4 +1,4 @@
-"""Keeps things for a reader between sessions, in JSON files beside Jupyter's own settings.
+"""Keeps things for a reader between sessions, in JSON files next to Jupyter's own settings.
 
 With MANYRANKS_SETTINGS=off in the environment nothing is read or kept: tests and stored notebooks start the same everywhere.
 """
@@ -27,9 +27,9 @@ def write(name: str, values: Mapping) -> None:
     with suppress(OSError):
         file = _file(name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(values))
-        os.replace(beside, file)
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(values))
+        os.replace(unfinished, file)
 
 
 def forget(name: str) -> None:

@@ -139,9 +139,9 @@ class FsyncOfAClosedFile(AtomicSave):
 
 @right("how_often")
 class HowOften:
-    def __call__(self, seconds, copy, write, restart, gpu_mtbf, gpus, beside):
+    def __call__(self, seconds, copy, write, restart, gpu_mtbf, gpus, in_background):
         mtbf = self.mtbf(gpu_mtbf, gpus)
-        stall, lag = self.stall_and_lag(copy, write, beside)
+        stall, lag = self.stall_and_lag(copy, write, in_background)
         steps = self.steps(seconds, self.young(stall, mtbf), lag)
         interval = steps * seconds
         return steps, 1 - stall / interval - (restart + self.lost(interval) + lag) / mtbf
@@ -149,8 +149,8 @@ class HowOften:
     def mtbf(self, gpu_mtbf, gpus):
         return gpu_mtbf / gpus
 
-    def stall_and_lag(self, copy, write, beside):
-        return (copy, write) if beside else (copy + write, 0.0)
+    def stall_and_lag(self, copy, write, in_background):
+        return (copy, write) if in_background else (copy + write, 0.0)
 
     def young(self, stall, mtbf):
         return math.sqrt(2 * stall * mtbf)
@@ -162,9 +162,9 @@ class HowOften:
         return max(round(interval / seconds), math.ceil(lag / seconds), 1)
 
 @also_right("how_often")
-def searched(seconds, copy, write, restart, gpu_mtbf, gpus, beside):
+def searched(seconds, copy, write, restart, gpu_mtbf, gpus, in_background):
     rate = gpus / gpu_mtbf
-    stall, lag = (copy, write) if beside else (copy + write, 0)
+    stall, lag = (copy, write) if in_background else (copy + write, 0)
     tau = (2 * stall / rate) ** 0.5
     k = int(tau / seconds + 0.5)
     while k < 1 or k * seconds < lag:
@@ -173,11 +173,11 @@ def searched(seconds, copy, write, restart, gpu_mtbf, gpus, beside):
 
 slip("how_often", "OneGPU", 0, "that's the time between failures of one GPU: a job of N GPUs fails N times as often", HowOften,
     mtbf=lambda self, gpu_mtbf, gpus: gpu_mtbf)
-slip("how_often", "StandsStillForAll", 0, "the write goes on beside the training: only the copy makes it stand still", HowOften,
-    stall_and_lag=lambda self, copy, write, beside: (copy + write, 0.0))
+slip("how_often", "StandsStillForAll", 0, "the write goes on in the background: only the copy makes training stand still",
+    HowOften, stall_and_lag=lambda self, copy, write, in_background: (copy + write, 0.0))
 slip("how_often", "NeverStandsStill", 0,
     "without a thread, training stands still for the write, too: the stall is copy + write", HowOften,
-    stall_and_lag=lambda self, copy, write, beside: (copy, write if beside else 0.0))
+    stall_and_lag=lambda self, copy, write, in_background: (copy, write if in_background else 0.0))
 
 @mistake(
     "how_often",

@@ -38,8 +38,8 @@ def only_answers_are_folded(notebook) -> list[str]:
 def its_answers_hide(notebook) -> list[str]:
     """No parentheses right behind a question, where they answered it; an explorer's questions open their answers."""
     told = [each for cell in pages.markdown(notebook) for each in _TOLD.findall(pages.prose(cell.source))]
-    beside = [pages.prose(pages.unasked(cell.source)) for cell in pages.beside_explorers(notebook)]
-    bare = [each for text in beside for each in _QUESTION.findall(text)]
+    around = [pages.prose(pages.unasked(cell.source)) for cell in pages.beside_explorers(notebook)]
+    bare = [each for text in around for each in _QUESTION.findall(text)]
     return [f"answered in sight: {each}" for each in told] + [f"a question without a folded answer: {each}" for each in bare]
 
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.context import ATTENTION
 from manyranks.theory import context
-from manyranks.theory.tensor import Calls
+from manyranks.theory.calls import Calls
 from tests.conftest import matrix
 from tests.ranks.test_tensor_traffic import hidden, open_messages
 

@@ -36,8 +36,8 @@ def formulas() -> None:
     shape, cluster = theory.models["llama3-405b"], theory.clusters["h100-dgx"]
     plan = theory.Plan(dp=64, pp=16, tp=8, seq=8192, batch=2048, virtual=8, embedding_slots=True)
     assert_type(plan.gpus, int)
-    assert_type(plan.local.recompute, str)
-    assert_type(plan.local.rank_tokens, int)
+    assert_type(plan.layer_plan.recompute, str)
+    assert_type(plan.layer_plan.rank_tokens, int)
     assert_type(theory.step.estimate(shape, plan, cluster).mfu, float)
     found = theory.planner.search(shape, cluster, gpus=8192, tp=8)
     assert_type(found[0], Found)

@@ -6,16 +6,17 @@ from manyranks.theory.kernels import DEFAULT
 
 
 def seconds(shape, plan, cluster, part="dense", imbalance=1.0, constants=DEFAULT, pipeline=(1, 1)):
-    at = compute.site(shape, plan.local, cluster, constants, imbalance)
+    at = compute.site(shape, plan.layer_plan, cluster, constants, imbalance)
     return communicate.seconds(Passing(at, part, pipeline), at.speeds)
 
 
 def tensor(shape, plan, cluster, moe=False, behind=0.0, imbalance=1.0, constants=DEFAULT):
-    return pace.tensor_shown(plan.local, seconds(shape, plan, cluster, "moe" if moe else "dense", imbalance, constants), behind)
+    sent = seconds(shape, plan, cluster, "moe" if moe else "dense", imbalance, constants)
+    return pace.tensor_shown(plan.layer_plan, sent, behind)
 
 
 def context(shape, plan, cluster, core, constants=DEFAULT):
-    return pace.context_shown(plan.local, seconds(shape, plan, cluster, constants=constants), core)
+    return pace.context_shown(plan.layer_plan, seconds(shape, plan, cluster, constants=constants), core)
 
 
 def expert(shape, plan, cluster, imbalance=1.0):
@@ -28,7 +29,7 @@ def stage_message(shape, plan, cluster, pipeline):
 
 
 def of_stage(shape, plan, cluster, stage, imbalance=1.0):
-    at = compute.site(shape, plan.local, cluster, DEFAULT, imbalance)
+    at = compute.site(shape, plan.layer_plan, cluster, DEFAULT, imbalance)
     each = [(count, compute.of_part(at, part), Passing(at, part)) for count, part in stages.parts(shape, stage)]
     return pace.total([(count, pace.shown(busy, communicate.seconds(said, at.speeds))) for count, busy, said in each])
 

@@ -10,7 +10,7 @@ from manyranks.show import style
 from manyranks.show.collectives.explorer import LOOKS, TOPOLOGIES, Circle, Collective, Knobs, explorer
 from manyranks.show.setting import Said
 from manyranks.theory.collectives import ALGORITHMS, Message, contents, least_bytes, rounds, sent_bytes
-from manyranks.theory.collectives.topology import cube
+from manyranks.theory.collectives.timing import cube
 from tests.drawn import words
 
 PAIRS = [(operation, algorithm) for operation, algorithms in ALGORITHMS.items() for algorithm in algorithms]

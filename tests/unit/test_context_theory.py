@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from manyranks.theory import Plan, clusters, context, kernels, layer, memory, models, published
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.calls import Calls
 from manyranks.theory.collectives import chunk_sizes
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import context as tables
-from manyranks.theory.tensor import Calls
 from tests.unit import exposed
 
 H100 = clusters["h100-dgx"]

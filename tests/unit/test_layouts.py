@@ -8,7 +8,7 @@ from manyranks.theory.published import layouts
 LAYOUTS = {layout.name: layout for layout in layouts.layouts()}
 
 
-def beside(name: str) -> dict[str, layouts.Neighbor]:
+def neighbors(name: str) -> dict[str, layouts.Neighbor]:
     return {one.name: one for one in layouts.why_not(LAYOUTS[name])}
 
 
@@ -29,7 +29,7 @@ def test_degrees_are_those_that_are_printed():
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_fits_and_says_what_we_assume(name):
-    own = beside(name)["as published"]
+    own = neighbors(name)["as published"]
     assert own.fits
     assert own.slower == 0
     assert own.plan == LAYOUTS[name].plan
@@ -43,13 +43,13 @@ def test_gpu_hours_are_as_measured(name, error):
 
 
 def test_no_neighbor_that_fits_is_much_faster_but_yis_and_one_of_megascales():
-    faster = [(name, one.name) for name in LAYOUTS for one in beside(name).values() if one.fits and one.slower < -0.03]
+    faster = [(name, one.name) for name in LAYOUTS for one in neighbors(name).values() if one.fits and one.slower < -0.03]
     # With 4,096 tokens a GPU, which is our number and not Yi's, FSDP hides all that it sends. MegaScale's TP 4 gains 4 %.
     assert faster == [("MegaScale 175B, 12,288 GPUs", "TP 4"), ("Yi-34B", "no PP"), ("Yi-34B", "ZeRO-3 alone")]
 
 
 def test_llama_3_needs_its_tensor_parallelism_in_the_node_and_its_pipeline():
-    near = beside("Llama 3 405B, 16,384 GPUs, 8,192 tokens")
+    near = neighbors("Llama 3 405B, 16,384 GPUs, 8,192 tokens")
     assert near["TP 16"].limit == "tensor"
     assert near["TP 16"].slower > 0.15
     assert not near["no PP"].fits
@@ -60,15 +60,15 @@ def test_llama_3_needs_its_tensor_parallelism_in_the_node_and_its_pipeline():
 
 
 def test_gemma_2_has_fewer_sequences_than_chips():
-    near = beside("Gemma 2 27B")
+    near = neighbors("Gemma 2 27B")
     assert "batch=768 is not a multiple" in near["no TP"].limit
     assert near["no TP"].plan is None
     assert near["TP 16"].slower > 0.15
-    assert not beside("Gemma 2 2B")["ZeRO-1"].fits
+    assert not neighbors("Gemma 2 2B")["ZeRO-1"].fits
 
 
 def test_deepseek_v3_needs_dualpipe_and_many_ranks_for_its_experts():
-    near = beside("DeepSeek-V3")
+    near = neighbors("DeepSeek-V3")
     assert near["1F1B"].limit == "expert"
     assert near["1F1B"].slower > 0.5
     assert not near["EP 8"].fits
@@ -77,7 +77,7 @@ def test_deepseek_v3_needs_dualpipe_and_many_ranks_for_its_experts():
 
 
 def test_deepseek_v2s_experts_stay_in_the_node():
-    near = beside("DeepSeek-V2")
+    near = neighbors("DeepSeek-V2")
     assert near["TP 2"].slower > 0.15
     assert abs(near["EP 16"].slower) < 0.03
     assert near["1F1B"].slower > 0.02
@@ -85,5 +85,5 @@ def test_deepseek_v2s_experts_stay_in_the_node():
 
 def test_neighbors_are_on_as_many_accelerators_and_cannot_be_for_want_of_sequences_alone():
     for name, layout in LAYOUTS.items():
-        for one in beside(name).values():
+        for one in neighbors(name).values():
             assert one.impossible.startswith("batch=") if one.plan is None else one.plan.gpus == layout.plan.gpus

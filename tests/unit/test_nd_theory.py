@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from manyranks.theory import Plan, context, memory, models, nd, sharding, tensor
 from manyranks.theory.architecture import ModelShape, parameters_of
+from manyranks.theory.calls import Calls
 from manyranks.theory.nd import holds, sends
 from manyranks.theory.published import fit, steps
-from manyranks.theory.tensor import Calls
 from manyranks.training.config import GPTConfig
 from manyranks.training.runnable import check_plan
 

@@ -209,10 +209,10 @@ def test_an_etp_that_is_left_out_follows_tp():
 
 def test_a_local_plan_keeps_what_a_layer_depends_on():
     plan = Plan(dp=8, pp=4, cp=2, tp=4, ep=4, seq=4096, microbatch=2, recompute="full", precision="fp8", flash=False)
-    local = plan.local
+    local = plan.layer_plan
     assert all(getattr(local, name) == getattr(plan, name) for name in (*local._fields, "recipe", "framework"))
-    assert replace(plan, dp=16, batch=32, pp=1, zero=3, schedule="gpipe").local == local
-    assert replace(plan, stack="torchtitan").local != local
+    assert replace(plan, dp=16, batch=32, pp=1, zero=3, schedule="gpipe").layer_plan == local
+    assert replace(plan, stack="torchtitan").layer_plan != local
 
 
 @pytest.mark.parametrize(("layers", "count"), [(126, 16), (61, 16), (126, 1), (1, 1), (5, 5), (7, 2)])

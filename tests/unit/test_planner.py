@@ -128,8 +128,8 @@ def test_bounds_change_no_plan_no_digit_and_no_place(shape, gpus, batch, given, 
 def test_bounds_are_below_what_they_bound(shape, room):
     for one in planner.search(shape, H100, gpus=16, seq=2048, batch=32):
         plan, time = one.plan, one.time
-        model = pace.of_model(compute.site(shape, plan.local, H100, DEFAULT))
-        least = bounds.seconds(model, plan.local, plan.schedule, plan.pp, plan.microbatches, plan.virtual)
+        model = pace.of_model(compute.site(shape, plan.layer_plan, H100, DEFAULT))
+        least = bounds.seconds(model, plan.layer_plan, plan.schedule, plan.pp, plan.microbatches, plan.virtual)
         assert 0.3 * (time.seconds - time.data - time.optimizer - time.pipeline) < least <= time.seconds
         assert 0 < bounds.bytes_held(shape, plan) <= memory.peak(shape, plan).total
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import Plan, clusters, flops, kernels, layer, memory, models, planner, published, step
-from manyranks.theory.context import sends
+from manyranks.theory import Plan, calls, clusters, flops, kernels, layer, memory, models, planner, published, step
 from manyranks.theory.stacks import ATTENTION, STACKS
 from tests.unit import exposed
 
@@ -68,7 +67,9 @@ def test_without_a_prefetch_backward_waits_for_every_gather(monkeypatch):
     monkeypatch.setitem(STACKS, "fsdp1", replace(STACKS["fsdp1"], prefetch=True))
     (hidden,) = exposed.data(SHAPE, plan, H100, [(held, 1e3, 1e3)])
     once = PLAN.recipe.parameters * held.dense * 63 / 64 / (kernels.BANDWIDTH * 8 * H100.levels[1].share)
-    assert waits - hidden == pytest.approx((1 - 1 / SHAPE.layers) * once * (1 - STACKS["fsdp1"].beside), rel=0.1)  # and α
+    assert waits - hidden == pytest.approx(
+        (1 - 1 / SHAPE.layers) * once * (1 - STACKS["fsdp1"].collective_share), rel=0.1
+    )  # and α
 
 
 def test_gradients_of_32_bit_shards_come_after_the_loss():
@@ -129,7 +130,7 @@ def test_experts_biases_are_added_expert_by_expert_in_32_bits_and_clamps_are_ope
 
 def test_repeated_keys_travel_for_each_query_head():
     shape, plan = models["llama3-405b"], Plan(tp=8, cp=4, seq=32768, context="all-gather")
-    sent = {name: sends.calls(shape, replace(plan, stack=name).local) for name in ("pytorch", "torchtitan")}
+    sent = {name: calls.context(shape, replace(plan, stack=name).layer_plan) for name in ("pytorch", "torchtitan")}
     for once, repeated in zip(*sent.values(), strict=True):
         assert repeated.elements == 16 * once.elements  # a rank has 16 query heads, and one of keys
         assert (repeated.op, repeated.itemsize) == (once.op, once.itemsize)

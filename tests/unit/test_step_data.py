@@ -70,7 +70,7 @@ def test_no_slower_than_rings_and_hierarchies_of_one_message_at_a_time_and_no_fa
 def test_a_bucket_is_a_layer_or_as_many_as_it_takes_to_fill_it():
     def number(name: str, zero: int = 0, **more) -> int:
         shape, chosen = models[name], plan(8, zero=zero, **more)
-        return max(states.rows(states.hold(stages.deal(shape, chosen.layout)), shape, chosen).units.values())
+        return max(states.rows(states.hold(stages.deal(shape, chosen.stage_plan)), shape, chosen).units.values())
 
     assert number("gpt2-xl") == 48  # layers of 65 MB
     assert number("gpt2") == int(2 * models["gpt2"].parameters / BUCKET) == 9  # of 12 layers

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from manyranks.theory import Plan, checkpointing, clusters, kernels, memory, models, pace, step, tensor
 from manyranks.theory.architecture import ModelShape, parameters_of
-from manyranks.theory.tensor import Calls, Passes
+from manyranks.theory.calls import Calls, Passes
 from tests.unit import exposed
 
 PAPER = models["megatron-22b"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import ModelShape, Plan, clusters, collectives, data_parallel, memory, network, sharding, states
+from manyranks.theory import ModelShape, Plan, calls, clusters, collectives, data_parallel, memory, network, states
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.shapes import models
@@ -41,7 +41,7 @@ def test_a_row_is_all_reduced_or_scattered_and_gathered_and_hsdp_reduces_a_shard
     plan = Plan(dp=32, dp_shard=8 if zero else None, zero=zero, precision="bf16-fp32-gradients")
     said = [
         (one.group, one.op, one.bytes, one.when)
-        for one in sharding.calls(Row(6400, states.groups(plan)[0], plan.recipe, zero > 0))
+        for one in calls.data_parallel(Row(6400, states.groups(plan)[0], plan.recipe, zero > 0))
     ]
     gradients = ("shards", "reduce_scatter", 4 * 6400, "backward"), ("replicas", "all_reduce", 4 * 800, "backward")
     sharded = [*gradients, ("shards", "all_gather", 2 * 6400, "forward")]

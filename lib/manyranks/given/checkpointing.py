@@ -183,7 +183,7 @@ def begun(case: Scene, seed: int, group: int = 0) -> Begun:
 
 
 def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit: int = _SIZE) -> dict:
-    """Runs a step of a chain. group: what the answer gets beside function and x."""
+    """Runs a step of a chain. group: what the answer gets in addition to function and x."""
     case, begins, model, head, turned = given
     torch.manual_seed(begins)
     scale = torch.full((case.hidden,), 1.25, requires_grad="F" not in case.layers, **EXACT)

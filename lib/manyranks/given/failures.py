@@ -38,7 +38,7 @@ class Save(NamedTuple):
 
 
 class Job(NamedTuple):
-    """The arguments of how_often. beside: whether the write goes on beside the training."""
+    """The arguments of how_often. in_background: whether training goes on during the write."""
 
     seconds: float
     copy: float
@@ -46,10 +46,10 @@ class Job(NamedTuple):
     restart: float
     gpu_mtbf: float
     gpus: int
-    beside: bool
+    in_background: bool
 
     def __str__(self) -> str:
-        how = "beside the training" if self.beside else "while training stands still"
+        how = "in the background" if self.in_background else "while training stands still"
         times = f"steps of {self.seconds:g} s, a copy of {self.copy:g} s and a write of {self.write:g} s"
         return f"for {self.gpus:,} GPUs, {times} {how}"
 
@@ -67,10 +67,10 @@ JOBS = (
 def drawn_jobs(random: Random) -> list[Job]:
     """Returns one of each kind."""
     found = []
-    for beside in (False, True):
+    for in_background in (False, True):
         seconds, copy, write = random.uniform(0.5, 9), random.uniform(0.5, 5), random.uniform(10, 60)
         gpus, mtbf, restart = random.randint(500, 9000), random.uniform(2e8, 9e8), random.uniform(100, 600)
-        found.append(Job(seconds, copy, write, restart, mtbf, gpus, beside))
+        found.append(Job(seconds, copy, write, restart, mtbf, gpus, in_background))
     seconds = random.uniform(0.5, 2)
     return [*found, Job(seconds, 0.01, seconds * (random.randint(150, 300) + 0.2), 60.0, 1e8, random.randint(2000, 9000), True)]
 
@@ -201,7 +201,7 @@ class Odd(NamedTuple):
     wrong: str
     replicas: int = 1
     alike: bool = False
-    room = 128  # bytes that a rank may send beside what ours sends, such as a digest in words; the same in all cases
+    room = 128  # bytes that a rank may send on top of what ours sends, such as a digest in words; the same in all cases
 
     def __str__(self) -> str:
         who = "one replica" if self.replicas == 1 else f"each of {self.replicas} replicas"
@@ -296,7 +296,7 @@ class Roles(NamedTuple):
     roles: of the ranks, in order
     least: the fewest healthy ranks that may take a step
     bad: a worthless gradient's number
-    room: bytes that a rank may send beside what ours sends: with a quorum, the gradient once more
+    room: bytes that a rank may send on top of what ours sends: with a quorum, the gradient once more
     turned: whether the rank that has the first role is drawn
     """
 

@@ -128,7 +128,7 @@ class Device:
         draw, place = drawn(seed, timing, rank), _PLACES[rank]
         more = drawn(seed, timing).randrange(1000) if seed else 0
         self._timing, self._warm = timing, 40 + rank  # units of a first launch
-        self._its = [  # of each measurement, 16ths of a unit that a kernel takes beside 6
+        self._its = [  # of each measurement, 16ths of a unit that a kernel takes on top of 6
             draw.randrange(61) if seed else (22 * i + 50 * place + 40 * i * place) % 61 for i in range(timing.repeats)
         ]
         self._hiccup = (3 * rank + 1 + more) % timing.repeats

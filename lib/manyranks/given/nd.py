@@ -88,7 +88,7 @@ class Run(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A rank's part. width: of a layer, over all tp ranks; layers: of a stage; more: that each stage has beside those.
+    """A rank's part. width: of a layer, over all tp ranks; layers: of a stage; more: that each stage has in addition.
 
     frozen: how the names of weights begin that do not learn.
     """
@@ -374,7 +374,7 @@ def _job(note: str, axes: dict[str, tuple[int, float]], node: int) -> tuple[str,
     return f"{note}, {degrees}, nodes of {node}", (traffic, sizes, node)
 
 
-# What a judge asks beside what everybody sees
+# What a judge asks in addition to what everybody sees
 
 
 def drawn_meshes(random: Random) -> list[Sizes]:
@@ -438,7 +438,7 @@ def sent_between(order: Sequence[str], run: Run) -> float:
 
 _JOB = {"seq": 8192, "batch": 128, "precision": "bf16"}
 BASELINE = Plan(dp=16, pp=8, tp=8, **_JOB)
-_MOST = {  # part of a step -> what to say where it takes most beside computing
+_MOST = {  # part of a step -> what to say where it takes most apart from computing
     "bubble": "the bubble takes {:.0%} of the step: the pipeline has {m} micro-batches for {pp} stages. Fewer stages, or more "
     "of them on a rank (virtual=…)",
     "tensor": "tensor parallelism's messages take {:.0%} of the step: a smaller tp, and something else in its place, cp or dp",

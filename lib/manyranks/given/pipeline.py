@@ -50,7 +50,7 @@ def facts_of(case: Case, tables: list[list[tuple]]) -> dict:
     if not (case.v or case.cap):
         pairs = ((kind, i, j) for table in tables for kind in "FB" for i, j in pairwise(i for one, i in table if one == kind))
         found[EARLY] = next((f"{kind}{i}, of {kind}{j}" for kind, i, j in pairs if i > j), "nothing")
-    return found | (_beside_papers(case, found[WAITS]) if case.cap else {})
+    return found | (_against_papers(case, found[WAITS]) if case.cap else {})
 
 
 def _traits(case: Case, tables: list[list[tuple]]) -> dict[str, Fact]:
@@ -64,7 +64,7 @@ def _traits(case: Case, tables: list[list[tuple]]) -> dict[str, Fact]:
     return deep | {"whole B": "B" in last, "early W": late < case.p} if case.cap else {}
 
 
-def _beside_papers(case: Case, waits: float | None) -> dict:
+def _against_papers(case: Case, waits: float | None) -> dict:
     """Compares a rank's waiting with the waiting in the papers' schedules that keep to this cap."""
     (p, m, _, cap, times), found = case, {}
     for paper, least, enough in (("1F1B", p, "less"), ("ZB-H1", p, "no more"), ("ZB-H2", 2 * p - 1, "no more")):

@@ -167,10 +167,10 @@ def _states(optimizer: Optimizer) -> int:
 
 
 def in_backward(model: nn.Module, peak: int, room: int) -> int:
-    """Bytes beside model, shards, their states and gradients; no less than `room` below what nearly all gradients take."""
+    """Bytes apart from model, shards, their states and gradients; no less than `room` below what nearly all gradients take."""
     whole = sum(padded(p) for p in model.parameters() if p.requires_grad)
-    beside = peak - sum(p.nbytes for p in model.parameters()) - 4 * whole // dist.get_world_size()
-    return max(beside, 15 * whole // 16 - room)
+    others = peak - sum(p.nbytes for p in model.parameters()) - 4 * whole // dist.get_world_size()
+    return max(others, 15 * whole // 16 - room)
 
 
 def enough(layers: nn.ModuleList, batch: Batch, watch: Watch) -> int:

@@ -29,7 +29,7 @@ RIGHT, ALSO, MISTAKE = "right", "also right", "mistake"
 class Answer(NamedTuple):
     """An answer to a task. kind: "right", "also right" or "mistake"; hint: what to tell who makes it.
 
-    says: words that its report must have beside the hint; points: that it gets; on: the sizes of the worlds that tell it.
+    says: words that its report must have besides the hint; points: that it gets; on: the sizes of the worlds that tell it.
     """
 
     kind: str

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from manyranks import progress
+from manyranks import scores
 from manyranks.given.numbers import seed_of
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Advice, Allowed, advised
@@ -82,7 +82,7 @@ class Task:
     def __post_init__(self) -> None:
         if abs((total := sum(judge.share for judge in self.judges)) - 1) > 1e-6:
             raise ValueError(f"the shares of {self.name}'s judges add up to {total:g}, not to 1")
-        progress.TASKS.setdefault(self.exercise, {})[self.name] = self.points
+        scores.TASKS.setdefault(self.exercise, {})[self.name] = self.points
 
     @property
     def name(self) -> str:

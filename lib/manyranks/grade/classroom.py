@@ -171,12 +171,12 @@ def _line(student: str, task: str, points: str, seconds: str, failed: str) -> st
 
 def write(file: Path, rows: Iterable[Row]) -> None:
     """The rows as CSV, all of them at once: who interrupts the command finds a whole file."""
-    beside = file.with_name(f"{file.name}.part")
-    with beside.open("w", newline="", encoding="utf-8") as opened:
+    unfinished = file.with_name(f"{file.name}.part")
+    with unfinished.open("w", newline="", encoding="utf-8") as opened:
         writer = csv.writer(opened, quoting=csv.QUOTE_ALL)  # for spreadsheets that part columns at other signs
         writer.writerow(Row._fields)
         writer.writerows(rows)
-    os.replace(beside, file)
+    os.replace(unfinished, file)
 
 
 def read(file: Path) -> list[Row]:

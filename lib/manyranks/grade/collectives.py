@@ -172,7 +172,7 @@ def _task(
 
     hint: for messages to the wrong ranks that no known mistake explains
     chunks: for messages with the wrong chunk
-    also: what it's judged by beside
+    also: what else it's judged by
     """
     judges = (
         _right_values("shard" if "shard" in call else "x_E"),

@@ -144,7 +144,7 @@ def _often(case: Job, function: Callable, watch: Watch) -> dict:
 
 
 how_often = _alone(
-    "how_often(seconds, copy, write, restart, gpu_mtbf, gpus, beside)",
+    "how_often(seconds, copy, write, restart, gpu_mtbf, gpus, in_background)",
     3,
     _often,
     (

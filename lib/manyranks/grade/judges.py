@@ -113,7 +113,7 @@ def values(share: float, what: str, names: str = "", alone: bool = False, hint: 
 
 
 def facts(share: float, what: str, names: str, hint: str = "", tolerance: float | None = None, **more) -> Judge:
-    """Judges that results beside the values are the right answer's. tolerance: relative, of numbers."""
+    """Judges that results other than the values are the right answer's. tolerance: relative, of numbers."""
     look = results(names)
 
     def verdict(trial: Trial, right: Right) -> Verdict:

@@ -23,7 +23,7 @@ from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import ALL_MAKE_ALL, Watch, groups_compared
 
-__all__ = ["sick"]  # beside the tasks
+__all__ = ["sick"]  # besides the tasks
 _EXERCISE = "10_nd_parallel"
 _ADVICE = (
     (r"KeyError: '(dp|pp|cp|tp|ep)'", "sizes has only some axes, in any order: ask it which ones, no name stands for sure"),
@@ -165,7 +165,7 @@ _JOBS = {6: [{"dp": 3, "tp": 2}], 8: [{"dp": 2, "tp": 2, "cp": 2}, {"cp": 2, "pp
 
 
 def _drawn_jobs(random: Random, n: int) -> list[Sizes]:
-    """Draws which axes there are beside tp, and their order."""
+    """Draws which axes there are besides tp, and their order."""
     degrees = random.choice(((2, 3), (3, 2))) if n == 6 else (2, 2, 2)
     axes = ["tp", *random.sample(("dp", "cp", *["pp"] * (n == 8)), len(degrees) - 1)]
     return [dict(random.sample([*zip(axes, degrees, strict=True)], len(axes)))]

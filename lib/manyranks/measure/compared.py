@@ -1,9 +1,9 @@
-"""Theory beside what real ranks have counted, as an explorer's "Measure it" shows it."""
+"""Theory next to what real ranks have counted, as an explorer's "Measure it" shows it."""
 
 from typing import NamedTuple
 
 
-class Beside(NamedTuple):
+class Compared(NamedTuple):
     """A quantity in theory, and as it was counted. unit: "bytes", "seconds", "share", "number" or "flops"."""
 
     name: str
@@ -22,6 +22,6 @@ class Small(NamedTuple):
     """
 
     where: str
-    rows: tuple[Beside, ...]
+    rows: tuple[Compared, ...]
     roof: tuple[float, ...] = ()
     points: tuple[tuple[str, float, float], ...] = ()

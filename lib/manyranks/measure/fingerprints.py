@@ -102,7 +102,7 @@ def _is_number(value: Fact) -> bool:
 
 
 def _close(got: tuple[float, ...], right: tuple[float, ...], tolerance: float) -> bool:
-    room = tolerance * _scale(*got, *right)  # beside what is infinite, everything would be close
+    room = tolerance * _scale(*got, *right)  # next to what is infinite, everything would be close
     return all(
         one == other or (abs(one - other) <= room < math.inf and not {one, other} & {*_STAND_INS})
         for one, other in zip(got, right, strict=True)

@@ -1,4 +1,4 @@
-"""Floor 5: plots (data in, Figure out), the explorers around them, and tables of theory beside measurement."""
+"""Floor 5: plots (data in, Figure out), the explorers around them, and tables of theory next to measurement."""
 
 from manyranks import lazy
 

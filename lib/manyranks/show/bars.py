@@ -21,9 +21,11 @@ NOTHING = Path(np.empty((0, 2)))
 class Bars:
     """Bars in rows with these names, with texts at their ends, a band behind one, a dashed limit.
 
-    parts: name -> color and hatch, from left to right; unit: how a part's number is written; columns: of the legend, 0
-    for none. labels: how texts are drawn, as Labels takes it: outline=word for texts that another setting seldom has.
-    ends, ticks: of a logarithmic axis, on which the parts of a row are below each other.
+    parts: name -> color and hatch, from left to right
+    unit: how a part's number is written
+    columns: of the legend, 0 for none
+    labels: how texts are drawn, as Labels takes it: outline=word for texts that another setting seldom has
+    ends, ticks: of a logarithmic axis, on which the parts of a row are below each other
     """
 
     column = 0.23  # of an axis, for a text
@@ -82,12 +84,13 @@ class Bars:
         missing: str = "",
         others: Sequence[tuple[float, str]] = (),
     ) -> None:
-        """Shows bars, cut off at `longest` or at the end of the band's bar, and a text for each row, in columns between "|"; it
-        may have two lines.
+        """Shows bars, cut off at `longest` or at the end of the band's bar.
 
         bars: name of a part -> number; the room of another name stays empty, as where a waterfall's bar has not begun yet
-        row: of the band; limit, others: where dashed lines are, with their names; none is drawn beyond `longest`; missing: what
-        the last rows say, if they have neither bar nor text.
+        texts: for each row, in columns between "|", of one or two lines
+        row: of the band
+        limit, others: where dashed lines are, with their names; none is drawn beyond `longest`
+        missing: what the last rows say, if they have neither bar nor text
         """
         lengths = [sum(bar.values()) for bar in bars]
         longest = max([longest or max(lengths) or 1.0, *lengths[max(row, 0) : row + 1]])

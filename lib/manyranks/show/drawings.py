@@ -148,8 +148,8 @@ def who_holds(panels: Mapping | Sequence, below: Sequence[str] = (), unit: str =
     rows = [(block.label, block.size) for block in stacks[0]]
     most, gaps = max(map(len, panels.values())), GAP * (len(panels) - 1)
     narrow = (WIDTH - gaps) / len(panels) / most < 1.2
-    beside = narrow and all([(block.label, block.size) for block in rank] == rows for rank in stacks)
-    left, top = (1.15 if beside or unit else 0), (0.6 if any(panels) else 0.3)
+    common = narrow and all([(block.label, block.size) for block in rank] == rows for rank in stacks)
+    left, top = (1.15 if common or unit else 0), (0.6 if any(panels) else 0.3)
     wide = (WIDTH - left - gaps) / len(panels) / most
     scale = min((height - _SEAM * (len(rank) - 1)) / sum(block.size for block in rank) for rank in stacks if rank)
     fig = Figure(WIDTH, top + height + (0.55 if below else 0.1))
@@ -160,9 +160,9 @@ def who_holds(panels: Mapping | Sequence, below: Sequence[str] = (), unit: str =
         fig.write(middle, top + height + 0.3, below[number] if below else "", room, LARGE)
         for rank, blocks in enumerate(ranks):
             fig.rank(x + (rank + 0.5) * wide, top - 0.15, rank, wide)
-            _stack(fig, (x + rank * wide + 0.03, top), wide - 0.06, scale, blocks, not beside, f"{title} {rank}".strip())
+            _stack(fig, (x + rank * wide + 0.03, top), wide - 0.06, scale, blocks, not common, f"{title} {rank}".strip())
     fig.write(left - 0.1, top + height + 0.3, unit, (left - 0.1, 1), ha="right")
-    if beside:
+    if common:
         fig.write(left - 0.1, top - 0.15, "rank" if wide < 0.6 else "", ha="right")
         for (name, size), y in zip(rows, accumulate(size * scale + _SEAM for _, size in rows), strict=True):
             fig.write(left - 0.1, top + y - _SEAM - size * scale / 2, name, (left - 0.1, size * scale), ha="right")
@@ -270,7 +270,7 @@ def memory_over_time(series: Mapping[str, Mapping[str, Sequence[float]]], phases
             high, look = low + held, {"facecolor": KINDS[kind], "edgecolor": EDGE, "linewidth": 0.6}
             axes.stairs(high, baseline=low, fill=True, label=kind, **look)
             low = high
-        at = int(low.argmax())  # the label stands beside it or ends with the axis: the line between two phases may be behind it
+        at = int(low.argmax())  # the label stands next to it or ends with the axis: a line between two phases may be behind it
         at, side = (at + 1, "left") if at < len(low) / 2 else (len(low), "right")
         axes.text(at, 1.02 * low.max(), f" peak {units.size(low.max())} ", va="bottom", ha=side)
         axes.set(xlim=(0, len(low)), ylim=(0, 1.14 * most))

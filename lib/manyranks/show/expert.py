@@ -171,7 +171,7 @@ _PARTS |= {"it waits for rank 0's products": ("#fdd9b5", "////", style.ORANGE)}
 
 @style.styled
 def parameters(*shapes: ModelShape) -> style.Figure:
-    """Draws what models hold beside what a token uses of it: parameters, and the FLOPs of training on it, s = 4,096, causal."""
+    """Draws what models hold next to what a token uses of it: parameters, and FLOPs of training on it, s = 4,096, causal."""
     fig, (held, used) = style.figure(columns=2, width=9.2, height=1.3 + 0.62 * len(shapes), sharey=True)
     rows, work = range(len(shapes)), [flops.per_token(shape, 4096, "causal") for shape in shapes]
     every, active = ([getattr(shape, name) for shape in shapes] for name in ("parameters", "active_parameters"))
@@ -248,8 +248,10 @@ def waiting(
     """Draws a step's time over the imbalance of the load: replayed points, theory's line, and what rank 1 does meanwhile.
 
     imbalance: load of the fullest rank, rank 0, ÷ the mean; one for each run, as in the next three
-    replayed: seconds of a step; computes, messages: seconds that rank 1 computes, and that its messages are on the way
-    predicted: imbalance -> seconds; ylabel: what the seconds are
+    replayed: seconds of a step
+    computes, messages: seconds that rank 1 computes, and that its messages are on the way
+    predicted: imbalance -> seconds
+    ylabel: what the seconds are
     """
     order = np.argsort(imbalance)
     x, whole, works, sends = (np.asarray(each, float)[order] for each in (imbalance, replayed, computes, messages))

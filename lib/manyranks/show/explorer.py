@@ -80,7 +80,7 @@ class Explorer:
         self._shown: np.ndarray | None = None  # the last picture that belonged to its setting
         self.said: Said | None = None  # the words on the last setting that was possible
         self._before, self._moved = None, 0.0
-        self._drawing = threading.RLock()  # a kernel may handle one control's change beside another's, in two threads
+        self._drawing = threading.RLock()  # a kernel may handle one control's change during another's, in two threads
         for artist in self._moving:
             artist.set_animated(True)  # leaves it out of the drawing that the redraws start from
         if isinstance(layout := self.figure.get_layout_engine(), ConstrainedLayoutEngine):

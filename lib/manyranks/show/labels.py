@@ -44,10 +44,13 @@ def width(text: str, size: float) -> float:
 
 
 class Labels(PathCollection):
-    """Texts at places of these axes. size: points; left: the share of a text that is to the left of its place.
+    """Texts at places of these axes.
 
-    outline: of a text of this size and left, around (0, 0); `word` for texts that are seldom the same. name: the artist's gid.
-    color: style.BLACK for texts on a color.
+    size: points
+    left: the share of a text that is to the left of its place
+    outline: of a text of this size and left, around (0, 0); `word` for texts that are seldom the same
+    name: the artist's gid
+    color: style.BLACK for texts on a color
     """
 
     def __init__(

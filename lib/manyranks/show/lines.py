@@ -28,11 +28,14 @@ def curves(
     ylog: bool = True,
     xlog: bool = True,
 ) -> style.Figure:
-    """A curve for each name, over x, on logarithmic axes.
+    """Draws a curve for each name, over x, on logarithmic axes.
 
-    xunit, yunit: number -> text of a tick, as units.size or units.duration; xticks: powers of ten, or a few whole numbers of a
-    linear axis, unless given; ylog: False for a linear y axis that begins at 0; xlog: False for a linear x axis. On a
-    logarithmic one, values that are not above 0 are left out. Raises ValueError for a curve of another length than x.
+    xunit, yunit: number -> text of a tick, as units.size or units.duration
+    xticks: powers of ten, or a few whole numbers of a linear axis, unless given
+    ylog: False for a linear y axis that begins at 0
+    xlog: False for a linear x axis
+
+    A logarithmic axis leaves out values that are not above 0. Raises ValueError for a curve of another length than x.
     """
     fig, (axes,) = style.figure(height=3.5)
     for number, (name, y) in enumerate(named.items()):
@@ -93,8 +96,10 @@ def columns(
 ) -> list[np.ndarray]:
     """Draws a bar for each side of each group, and returns where each side's bars are.
 
-    sides: part -> its height in each group, from below; unit: number -> text, for the y axis; looks: part -> color and hatch,
-    LOOKS of sides without it; gap: between groups, which have a room of 1
+    sides: part -> its height in each group, from below
+    unit: number -> text, for the y axis
+    looks: part -> color and hatch, LOOKS of sides without it
+    gap: between groups, which have a room of 1
     """
     seen, wide = set(), (1 - gap) / len(sides)
     places = [np.arange(len(groups)) + (k + 0.5) * wide - (1 - gap) / 2 for k in range(len(sides))]

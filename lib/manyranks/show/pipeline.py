@@ -71,7 +71,8 @@ def compare(
 ) -> style.Figure:
     """Draws schedules under each other on one time axis, with the activations that each rank holds, in micro-batches.
 
-    times: for the replay, one for all or one for each name; timelines: those that were measured, which are not replayed
+    times: for the replay, one for all or one for each name
+    timelines: those that were measured, which are not replayed
     unit: what times are in, if not in seconds
 
     The bubble is program.bubble's, as a share of the busiest rank's work (ideal) and of both together (whole). Raises
@@ -104,9 +105,11 @@ def compare(
 class Run(namedtuple("Run", "boxes messages held peaks work bubble makespan")):
     """Holds what a chart shows of a schedule and its timeline, and what is said of it. A rank's row is 1 high.
 
-    boxes: as a Gantt takes them, and of each action kind, rank, level (its look's in LIGHTER) and microbatch. messages:
-    time and row where each starts, time and row where it ends. held: rank, since when, until when, how many micro-batches, each
-    counted on all stages of the rank; peaks: the most. work: the busiest rank's.
+    boxes: as a Gantt takes them, and of each action kind, rank, level (its look's in LIGHTER) and microbatch
+    messages: time and row where each starts, time and row where it ends
+    held: rank, since when, until when, how many micro-batches, each counted on all stages of the rank
+    peaks: the most of those
+    work: the busiest rank's
     """
 
     @property
@@ -162,7 +165,9 @@ def _boxes(schedule: Schedule) -> np.recarray:
 class Charts(Panels):
     """A figure of `count` charts, of so many rows each at least; `show` shows as many runs, in any figure or explorer.
 
-    kinds: in the legend. split: whether it explains a rank's several stages; links: and messages. wide: inches
+    kinds: in the legend
+    split, links: whether the legend explains a rank's several stages, and messages
+    wide: inches
     """
 
     def __init__(

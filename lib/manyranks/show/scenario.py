@@ -194,7 +194,7 @@ def values(control: widgets.ValueWidget) -> list:
 
 
 SWITCH = {"on": True, "off": False}
-# Plan's fields, and what is beside them -> the control's label; all that it can be set to, a mapping for names to choose from;
+# Plan's fields, and other controls -> the control's label; all that it can be set to, a mapping for names to choose from;
 # and how a value is written in a sentence.
 SHARED: dict[str, tuple[str, Sequence | Mapping, str]] = {
     "model": ("model", {name: name for name in SHAPES}, "{}"),
@@ -241,7 +241,7 @@ def saved() -> dict[str, object]:
 
 
 def save(values: Mapping[str, object]) -> None:
-    """Keeps these values of shared controls, beside what was kept before."""
+    """Keeps these values of shared controls, and leaves what else was kept."""
     if own := {name: value for name, value in values.items() if name in SHARED}:
         settings.write("scenario", saved() | own)
 

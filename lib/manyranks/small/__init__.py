@@ -1,7 +1,7 @@
 """Floor 5: what an explorer's "Measure it" runs: a small version of a chapter's technique on real ranks, next to theory.
 
-show.zero.explorer(measure=small.zero): one function for a chapter, each an OnRanks. Modules
-are called chapter_NN, for a module `zero` would hide the function `zero`.
+show.zero.explorer(measure=small.zero): one function for a chapter, each an OnRanks. It's in a module measure_zero, for a module
+`zero` would hide the function `zero`.
 """
 
 from manyranks import lazy

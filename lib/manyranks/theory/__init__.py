@@ -1,13 +1,15 @@
 """Floor 1: what should happen. Bytes, seconds and FLOPs from formulas. Standard library only.
 
     inputs
+      tables                                      what papers and public repositories print, a CSV file each
       shapes, architecture, hybrid, huggingface   models: sizes, and what follows from them
       hardware, cluster, kernels                  chips, links, and three constants for all estimates
       plan, stacks                                how a step is split, and a framework's way of doing that
     one step, in the order in which step.estimate asks
       stages, states         the layers of each rank, and its parameters
       compute, layer         seconds of one micro-batch, kernel by kernel
-      communicate, network   seconds of calls; each axis lists its own: tensor, context, expert, data_parallel
+      calls                  collectives and messages, axis by axis
+      communicate, network   seconds of them
       pace, pipeline         a micro-batch and a step on each rank; bubbles
       memory, activations    bytes that a rank holds
     built on a step

@@ -35,6 +35,7 @@ from . import stacks as stacks
 from . import stages as stages
 from . import states as states
 from . import step as step
+from . import tables as tables
 from . import tensor as tensor
 from . import written as written
 from .architecture import LatentAttention as LatentAttention

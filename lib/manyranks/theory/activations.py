@@ -8,14 +8,17 @@ from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.blocks import LSE
-from manyranks.theory.plan import Local, Plan
+from manyranks.theory.plan import LayerPlan, Plan
 from manyranks.theory.stages import Dealt, Stage
 
 
 class Rank(NamedTuple):
-    """Bytes on a pipeline rank. kept: of all micro-batches in flight; loss: what of it one of them keeps at the head, and gives
-    back before layers run backward; again: what backward recomputes of one layer, for that layer,
-    and makes beside it where scores are stored; host: what waits in the host's memory.
+    """Bytes on a pipeline rank.
+
+    kept: of all micro-batches in flight
+    loss: what of it one of them keeps at the head, and gives back before layers run backward
+    again: what backward recomputes of one layer, for that layer, and makes with it where scores are stored
+    host: what waits in the host's memory
     """
 
     kept: int
@@ -25,26 +28,26 @@ class Rank(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16384)
-def of_ranks(dealt: Dealt, local: Local, m: int, flying: tuple[float, ...]) -> list[Rank]:
+def of_ranks(dealt: Dealt, plan: LayerPlan, m: int, flying: tuple[float, ...]) -> list[Rank]:
     """Lists the ranks in dealt.firsts: of equal ranks the earliest holds as many micro-batches in flight, or more.
 
     flying: how many each has. Under DualPipe half the micro-batches come from each end, p + 1 in flight in all: p − r on a
     rank's own stage, r + 1 on its mirror's.
     """
-    shape, layout, p = dealt.shape, dealt.layout, len(dealt.ranks)
+    shape, schedule, p = dealt.shape, dealt.plan.schedule, len(dealt.ranks)
     held = [(dealt.ranks[rank], most) for rank, most in zip(dealt.firsts, flying, strict=True)]
-    kept = [_kept(shape, local, stage, layout.schedule, most, min(m, p)) for stage, most in held]
+    kept = [_kept(shape, plan, stage, schedule, most, min(m, p)) for stage, most in held]
     kinds = [[moe for moe, layers in ((False, stage.dense), (True, stage.moe)) if layers] for stage, _ in held]
-    again = [max((_again(shape, local, moe) for moe in each), default=0) for each in kinds]
-    away = [offloaded(shape, local, stage, most) for stage, most in held]
-    if layout.schedule == "dualpipe" and p > 1:
+    again = [max((_again(shape, plan, moe) for moe in each), default=0) for each in kinds]
+    away = [offloaded(shape, plan, stage, most) for stage, most in held]
+    if schedule == "dualpipe" and p > 1:
         pairs = zip(kept, reversed(kept), again, reversed(again), away, reversed(away), strict=True)
         return [Rank(own + other, 0, max(a, b), here + there) for own, other, a, b, here, there in pairs]
-    losses = [round(_loss(shape, local, stage)) for stage, _ in held]
+    losses = [round(_loss(shape, plan, stage)) for stage, _ in held]
     return [Rank(*each) for each in zip(kept, losses, again, away, strict=True)]
 
 
-def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: float, once: int) -> int:
+def _kept(shape: ModelShape, plan: LayerPlan, stage: Stage, schedule: str, flying: float, once: int) -> int:
     """Counts the bytes that are kept.
 
     flying: micro-batches in flight, each counted on all layers
@@ -62,7 +65,7 @@ def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: f
     return round(kept)
 
 
-def offloaded(shape: ModelShape, plan: Local, stage: Stage, flying: float = 1) -> int:
+def offloaded(shape: ModelShape, plan: LayerPlan, stage: Stage, flying: float = 1) -> int:
     """Bytes of a stage's layers that wait in the host's memory, of micro-batches in flight. Two layers' are always on the chip:
     one computes, and one is on its way."""
     if not plan.offload_layers or not stage.layers:
@@ -71,7 +74,7 @@ def offloaded(shape: ModelShape, plan: Local, stage: Stage, flying: float = 1) -
     return round(flying * layers * min(1, plan.offload_layers / stage.layers))
 
 
-def _loss(shape: ModelShape, plan: Local, stage: Stage) -> float:
+def _loss(shape: ModelShape, plan: LayerPlan, stage: Stage) -> float:
     """The last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)."""
     if not stage.head:
         return 0.0
@@ -84,12 +87,12 @@ def _loss(shape: ModelShape, plan: Local, stage: Stage) -> float:
 
 
 @functools.lru_cache(maxsize=16384)
-def _again(shape: ModelShape, local: Local, moe: bool) -> int:
-    again = of_layer(shape, local._replace(recompute="none"), moe) - of_layer(shape, local, moe)
-    if local.flash:
+def _again(shape: ModelShape, plan: LayerPlan, moe: bool) -> int:
+    again = of_layer(shape, plan._replace(recompute="none"), moe) - of_layer(shape, plan, moe)
+    if plan.flash:
         return again
     # In backward a softmax's operators also hold two tensors as large as what it keeps in 32 bits.
-    return again + round(2 * local.framework.keeps.softmax * tokens(local) * local.seq * shape.heads / local.tp)
+    return again + round(2 * plan.framework.keeps.softmax * tokens(plan) * plan.seq * shape.heads / plan.tp)
 
 
 class Kept(NamedTuple):
@@ -111,8 +114,8 @@ class Kept(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16384)
-def of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
-    return round(sum(parts(shape, local, moe)))
+def of_layer(shape: ModelShape, plan: LayerPlan, moe: bool) -> int:
+    return round(sum(parts(shape, plan, moe)))
 
 
 def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
@@ -192,7 +195,7 @@ def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
     if plan.recompute == "full":
         return Kept(0.0, 0.0)
     again = plan.recompute == "selective"
-    norms = 0 if shape.parallel_layers else shape.norms_per_layer - 1  # beside attention's; in parallel they read the same
+    norms = 0 if shape.parallel_layers else shape.norms_per_layer - 1  # other than attention's; in parallel they read the same
     outside = (item + _norm_keeps(shape, plan)) * h * norms + (h if shape.dropout else 0)
     shared = shape.parallel_layers and shape.norms_per_layer == 1  # the norm's output, too
     outside += 0 if shared else _norm_output(shape, plan)

@@ -16,9 +16,11 @@ NORMS = {"rmsnorm": 1, "layernorm": 2, "none": 0}
 class Tensor(NamedTuple):
     """A tensor of the model, and how its layer's tensor-parallel ranks share it.
 
-    elements: each once, however many ranks have it. cut: "slices", one on each rank; "heads", keys or values, with
-    copies of each head where there are more ranks than heads; "whole" on every rank. decays: matrices do, under weight
-    decay.
+    elements: each once, however many ranks have it
+    cut: "slices", one on each rank; "heads", keys or values, with copies of each head where there are more ranks than heads;
+        "whole" on every rank
+    decays: matrices do, under weight decay
+
     Source: Megatron-LM, arXiv 1909.08053, section 3.
     """
 
@@ -52,8 +54,10 @@ def _row(inputs: int, outputs: int, bias: bool) -> list[Tensor]:
 class LatentAttention:
     """Multi-head latent attention: keys and values are expanded from kv_rank numbers a token, which are all that is cached.
 
-    q_rank: the same for queries, 0 where they are not compressed; nope_size and rope_size: the part of a query or key head
-    without and with the rotary positions (one key of rope_size serves all heads); value_size: of a value head.
+    q_rank: the same for queries, 0 where they are not compressed
+    nope_size, rope_size: a query's or key's numbers without and with rotary positions; all heads share one key of rope_size
+    value_size: of a value head
+
     Raises ValueError for sizes that are not positive whole numbers.
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
@@ -82,19 +86,29 @@ class LatentAttention:
 class ModelShape:
     """A decoder-only transformer. Sizes in elements; a count of 0 means that there is none.
 
-    ffn: of a dense layer (unused where every layer has experts). kv_heads: None means heads. head_size: None means
-    hidden // heads; with `latent`, it is nope_size + rope_size. gated: the MLP has three matrices instead of two;
-    clamped: it bounds what it multiplies. tied: the
-    head is the input embedding. norm: "rmsnorm" (a scale), "layernorm" (a scale and a shift) or "none"; a final norm follows
-    the last layer. bias: on every linear layer but the head and the router; qkv_bias: on queries, keys and values only;
-    qk_norm: a norm of head_size on queries and one on keys; sinks: a number a query head, in the softmax beside the scores.
-    positions: rows of learned position embeddings, 0 for rotary. embedding_norm: a norm after the embedding. dropout: on
-    attention probabilities, after attention and MLP, and after the embedding. experts: routed ones, in all layers but the first
-    dense_layers; a token uses top_k of them and every shared one; shared_ffn: size of each shared expert, 0 means expert_ffn;
-    shared_gate: a linear layer of one output that scales them; router_bias: one number an expert. A token's experts lie in
-    groups_per_token of the expert_groups. mtp_depth: multi-token-prediction modules. window: tokens that attention looks back
-    in window_layers of the layers, None meaning all. parallel_layers: attention and MLP read the same input and are added
-    together.
+    ffn: of a dense layer; unused where every layer has experts
+    kv_heads: None means heads
+    head_size: None means hidden // heads; with `latent`, it is nope_size + rope_size
+    gated: the MLP has three matrices instead of two
+    clamped: the MLP bounds what it multiplies
+    tied: the head is the input embedding
+    norm: "rmsnorm" (a scale), "layernorm" (a scale and a shift) or "none"; a final norm follows the last layer
+    bias: on every linear layer but the head and the router
+    qkv_bias: on queries, keys and values only
+    qk_norm: a norm of head_size on queries and one on keys
+    sinks: a number per query head, in the softmax with the scores
+    positions: rows of learned position embeddings, 0 for rotary
+    embedding_norm: a norm after the embedding
+    dropout: on attention probabilities, after attention and MLP, and after the embedding
+    experts: routed ones, in all layers but the first dense_layers; a token uses top_k of them and every shared one
+    expert_groups: a token's experts lie in groups_per_token of them
+    shared_ffn: size of each shared expert, 0 means expert_ffn
+    shared_gate: a linear layer of one output that scales the shared experts
+    router_bias: one number per expert
+    mtp_depth: multi-token-prediction modules
+    window: tokens that attention looks back in window_layers of the layers, None meaning all
+    parallel_layers: attention and MLP read the same input and are added together
+
     Raises ValueError, naming the field, for a size that is not allowed or sizes that do not go together.
     """
 

@@ -34,12 +34,12 @@ class Noise(NamedTuple):
 
 
 def noise(small: float, large: float, squared_small: float, squared_large: float) -> Noise:
-    """Noise from the squared norms of one gradient at two batch sizes, such as one rank's shard and the batch of all ranks.
+    """Estimates noise from one gradient at two batch sizes, such as one rank's shard and the batch of all ranks.
 
-    small, large: examples; squared_small: the mean over the small batches of their gradients' squared norms;
-    squared_large: the squared norm of the large batch's gradient. Gradients are means over batches, not sums. Source:
-    appendix A.1.
-    Raises ValueError unless 0 < small < large.
+    small, large: examples
+    squared_small: the mean over the small batches of their gradients' squared norms
+    squared_large: the squared norm of the large batch's gradient
+    Gradients are means over batches, not sums. Raises ValueError unless 0 < small < large. Source: appendix A.1.
     """
     if not 0 < small < large < math.inf:
         raise ValueError(f"small={small}, large={large}: two batch sizes are needed, 0 < small < large")

@@ -10,11 +10,11 @@ import functools
 import math
 from typing import NamedTuple
 
-from manyranks.theory import checks, published
+from manyranks.theory import checks, tables
 from manyranks.theory.hardware import Accelerator
 
 WARP, SECTOR, LINE, BANKS = 32, 32, 128, 32  # lanes; bytes; bytes; banks of shared memory, each 4 bytes wide
-LSE = 4  # bytes of a row's log-sum-exp, which is all that attention's backward needs beside its inputs and its output
+LSE = 4  # bytes of a row's log-sum-exp, which is all that attention's backward needs besides its inputs and its output
 
 
 def sectors(stride: int, lanes: int = WARP, itemsize: int = 4) -> int:
@@ -195,7 +195,7 @@ class Processor(NamedTuple):
 
 
 def processor(chip: Accelerator) -> Processor:
-    """Looks up a chip's processors. Raises ValueError for a chip that isn't in published/processors.csv."""
+    """Looks up a chip's processors. Raises ValueError for a chip that isn't in tables/processors.csv."""
     for names, found in _processors().items():
         if chip.name.startswith(names):
             return found
@@ -211,7 +211,7 @@ def _processors() -> dict[tuple[str, ...], Processor]:
             *(1024 * int(row[name]) for name in ("shared_KB", "block_KB", "reserved_KB")),
             row["source"],
         )
-        for row in published.rows("processors")
+        for row in tables.rows("processors")
     }
 
 

@@ -8,7 +8,7 @@ import functools
 from manyranks.theory import activations, pace, pipeline, stages, states
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.pace import ForwardBackward
-from manyranks.theory.plan import Layout, Local, Plan, stages_passed
+from manyranks.theory.plan import LayerPlan, Plan, StagePlan, stages_passed
 from manyranks.theory.stages import Stage
 from manyranks.theory.states import Held
 
@@ -20,7 +20,7 @@ def passes(model: ForwardBackward, p: int, m: int, hides: bool) -> float:
 
     model: one micro-batch in the whole model, from pace.of_model
     p, m: the pipeline's ranks and its micro-batches
-    hides: whether experts' messages hide beside another micro-batch
+    hides: whether experts' messages hide behind another micro-batch
 
     The slowest rank takes no less than the mean of all ranks, and experts' exposed messages, a maximum of sums, are on the mean
     of ranks no less than on the mean rank. Left out are uneven stages, bubbles, messages between stages, gradients and
@@ -29,9 +29,9 @@ def passes(model: ForwardBackward, p: int, m: int, hides: bool) -> float:
     return _ROUNDING * m / p * (pace.hide_experts(model) if hides else model).seconds
 
 
-def seconds(model: ForwardBackward, local: Local, schedule: str, p: int, m: int, v: int) -> float:
+def seconds(model: ForwardBackward, plan: LayerPlan, schedule: str, p: int, m: int, v: int) -> float:
     """Returns the same with the schedule's bubble, which is another maximum of sums."""
-    least = passes(model, p, m, pace.hides_experts(local, schedule, p, m, v))
+    least = passes(model, p, m, pace.hides_experts(plan, schedule, p, m, v))
     if p == 1:
         return least
     model = model.apart() if schedule in pipeline.SPLIT else model
@@ -44,9 +44,9 @@ def bytes_held(shape: ModelShape, plan: Plan) -> float:
 
     Left out are the embedding, the head and the loss, multi-token prediction, and buffers.
     """
-    layout = Layout(plan.tp, 1, plan.ep, plan.expert_tp, 1, "1f1b", False)
-    dense, moe = (states.of_stage(shape, layout, one) for one in (Stage(dense=1), Stage(moe=1)))
-    keeps = (0, 0) if plan.offload_layers else [activations.of_layer(shape, plan.local, moe) for moe in (False, True)]
+    whole = StagePlan(plan.tp, 1, plan.ep, plan.expert_tp, 1, "1f1b", False)
+    dense, moe = (states.of_stage(shape, whole, one) for one in (Stage(dense=1), Stage(moe=1)))
+    keeps = (0, 0) if plan.offload_layers else [activations.of_layer(shape, plan.layer_plan, moe) for moe in (False, True)]
     most = 0.0
     for kind in _layers(shape, plan.schedule, plan.pp, plan.microbatches, plan.virtual, plan.embedding_slots):
         layers, kept = kind[:2], sum(often * each for often, each in zip(kind[2:], keeps, strict=True))
@@ -58,7 +58,7 @@ def bytes_held(shape: ModelShape, plan: Plan) -> float:
 @functools.lru_cache(maxsize=16384)
 def _layers(shape: ModelShape, schedule: str, p: int, m: int, v: int, slots: bool) -> tuple[tuple[float, ...], ...]:
     """Lists dense layers and those with experts of each kind of pipeline rank, and both times the micro-batches in flight."""
-    dealt = stages.deal(shape, Layout(1, p, 1, 1, stages_passed(schedule, p, v), schedule, slots))
+    dealt = stages.deal(shape, StagePlan(1, p, 1, 1, stages_passed(schedule, p, v), schedule, slots))
     flying = pipeline.flights(schedule, p, m, v, dealt.firsts)
     held = [(dealt.ranks[rank], n) for rank, n in zip(dealt.firsts, flying, strict=True)]
     own = [(one.dense, one.moe, n * one.dense, n * one.moe) for one, n in held]

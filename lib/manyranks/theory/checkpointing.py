@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 
 
 def run(chain: Sequence[Layer], plan: Iterable[Action], gradient: int = 0) -> Outcome:
-    """Returns what the plan costs on this chain, and what it holds beside the chain's input.
+    """Returns what the plan costs on this chain, and what it holds on top of the chain's input.
 
     gradient: bytes of the input's gradient; 0 where it needs none. Raises ValueError for a plan that cannot be followed.
     """
@@ -230,7 +230,7 @@ def chain_of(shape: ModelShape, plan: Plan) -> list[Layer]:
 
 
 def statistics(shape: ModelShape, plan: Plan, itemsize: int = 4) -> int:
-    """Bytes that the norms of one layer keep beside their inputs, which layer_activations leaves out.
+    """Bytes that the norms of one layer keep on top of their inputs, which layer_activations leaves out.
 
     A mean and an inverse deviation a token for LayerNorm, an inverse root mean square for RMSNorm, of `itemsize` bytes each.
     Raises ValueError where plan and shape do not fit.

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from manyranks.theory import hardware, published
+from manyranks.theory import hardware, tables
 from manyranks.theory.hardware import GB, Accelerator, Link
 from manyranks.theory.names import Named, lazily, nearest
 
@@ -20,8 +20,9 @@ FORMAT = "manyranks cluster 1"  # of the files that save writes
 class Level(NamedTuple):
     """A set of accelerators that one kind of link joins: a node, a rail, a pod.
 
-    size: accelerators in it; link: β is one accelerator's share, one way, for traffic that leaves the level below.
-    oversubscription: how many times less than its share an accelerator gets when all send at once; 1: full bisection.
+    size: accelerators in it
+    link: β is one accelerator's share, one way, for traffic that leaves the level below
+    oversubscription: how many times less than its share an accelerator gets when all send at once; 1: full bisection
     """
 
     name: str
@@ -53,9 +54,11 @@ class Route(NamedTuple):
 class Cluster:
     """Equal accelerators joined by levels of links, from the inside out, or by a torus.
 
-    gpus: how many there are, or None for as many as a plan asks for; torus: ring links an accelerator has (one for each
-    direction of each axis), 0 for a switched network; reserved: share of an accelerator's processors that only communicate.
-    host: bytes/s one way between an accelerator and its host's memory; host_memory: an accelerator's share of that, bytes.
+    gpus: how many there are, or None for as many as a plan asks for
+    torus: ring links an accelerator has, one for each direction of each axis; 0 for a switched network
+    reserved: share of an accelerator's processors that only communicate
+    host: bytes/s one way between an accelerator and its host's memory
+    host_memory: an accelerator's share of that, bytes
     """
 
     name: str
@@ -179,7 +182,7 @@ def _torus_route(cluster: Cluster, ranks: int) -> Route:
     link, axes = cluster.levels[0].link, cluster.torus // 2
     side = max(2, round((cluster.gpus or cluster.levels[-1].size) ** (1 / axes)))
     taken = next(k for k in range(1, axes + 1) if side**k >= ranks or k == axes)
-    # The farthest member is half of each ring away, fewer hops than members before it: collectives.topology.
+    # The farthest member is half of each ring away, fewer hops than members before it: collectives.torus_seconds.
     hops = taken * max(1, round(ranks ** (1 / taken)) // 2)
     ring = replace(link, bandwidth=2 * taken * link.bandwidth, latency=link.latency * hops / max(1, ranks - 1))
     return Route(ranks, ring, link, ranks, ring)
@@ -211,7 +214,7 @@ def _of_row(row: dict[str, str]) -> Cluster:
 
 @functools.cache
 def _clusters() -> Named:
-    table = published.rows("clusters")
+    table = tables.rows("clusters")
     found = {row["name"]: _of_row(row) for row in table} | {"laptop": laptop()}
     # Meta's, limited to 500 W: dynamic power grows with the cube of the clock, so that products run at 0.89 of their rate.
     slow, clock = found["grand-teton"].accelerator, (500 / 700) ** (1 / 3)

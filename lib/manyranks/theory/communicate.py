@@ -1,6 +1,6 @@
 """Seconds of all that a rank says to others in a step, as if nothing hid it: each axis's calls, on its group's route.
 
-The calls, with their bytes, stand in tensor.py, context/sends.py, expert/chances.py, sharding.py and, between stages, calls.py.
+calls.py lists the calls, with their bytes.
 """
 
 import functools
@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import calls, context, expert, network, sharding, tensor
+from manyranks.theory import calls, expert, network
 from manyranks.theory.compute import Site, Speeds, Work
 from manyranks.theory.network import Seconds
 from manyranks.theory.states import Row, Rows
@@ -28,7 +28,7 @@ class Passing(NamedTuple):
 
     @property
     def groups(self) -> dict[str, tuple[int, int]]:
-        return self.site.local.groups | {"pp": self.pipeline}
+        return self.site.plan.groups | {"pp": self.pipeline}
 
 
 class Said(NamedTuple):
@@ -65,7 +65,7 @@ def communicate(work: Work, stride: int, rows: Rows) -> Sent:
 
     stride: ranks from one of a pipeline to the next. Raises ValueError for a group that the cluster has no room for.
     """
-    said = Said(work.site, work.dealt.names, (work.dealt.layout.pp, stride))
+    said = Said(work.site, work.dealt.names, (work.dealt.plan.pp, stride))
     return Sent(*[timed(each, work.site.speeds) for each in (said, rows)])
 
 
@@ -81,12 +81,13 @@ def seconds(what: Passing | Row, speeds: Speeds) -> Seconds:
     cluster = speeds.cluster
     routes = {group: cluster.route(*ranks) for group, ranks in what.groups.items()}
     if isinstance(what, Row):
-        found = sharding.calls(what)
+        found = calls.data_parallel(what)
     elif what.part == BETWEEN:
-        found = calls.between_stages(what.site.shape, what.site.local)
+        found = calls.between_stages(what.site.shape, what.site.plan)
     else:
-        shape, local, part, imbalance = what.site.shape, what.site.local, what.part, what.site.imbalance
-        found = tensor.calls(shape, local, part, imbalance)
-        found += context.sends.calls(shape, local) if part in ("dense", "moe") else []
-        found += expert.chances.calls(shape, local, routes["ep"].inside, imbalance) if part == "moe" else []
+        shape, plan, part, imbalance = what.site.shape, what.site.plan, what.part, what.site.imbalance
+        found = calls.tensor(shape, plan, part, imbalance)
+        found += calls.context(shape, plan) if part in ("dense", "moe") else []
+        if part == "moe":
+            found += calls.experts(shape, plan, expert.travel(shape, plan.ep, routes["ep"].inside), imbalance)
     return network.seconds(found, routes, speeds.constants, trees=isinstance(what, Row))

@@ -9,7 +9,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import Constants
 from manyranks.theory.layer import Kernel
-from manyranks.theory.plan import Local
+from manyranks.theory.plan import LayerPlan
 from manyranks.theory.stages import Dealt
 
 
@@ -32,7 +32,7 @@ class Site:
     """A rank, whatever its layers are. imbalance: see plan.check_imbalance; seconds are for the fullest rank."""
 
     shape: ModelShape
-    local: Local
+    plan: LayerPlan
     speeds: Speeds
     imbalance: float
 
@@ -43,21 +43,21 @@ class Site:
         """
         if part == "moe":
             return self
-        local = self.local._replace(ep=1, expert_tp=self.local.tp)
-        return self._with(local if part == "dense" else local._replace(recompute="none"))
+        plan = self.plan._replace(ep=1, expert_tp=self.plan.tp)
+        return self._with(plan if part == "dense" else plan._replace(recompute="none"))
 
     def of_calls(self, part: str) -> "Site":
         """The same as far as a part's calls know it, which say nothing of recomputation: pace.shown does."""
-        return self._with(self.of(part).local._replace(recompute="none"))
+        return self._with(self.of(part).plan._replace(recompute="none"))
 
-    def _with(self, local: Local) -> "Site":
-        return site(self.shape, local, self.speeds.cluster, self.speeds.constants, self.imbalance)
+    def _with(self, plan: LayerPlan) -> "Site":
+        return site(self.shape, plan, self.speeds.cluster, self.speeds.constants, self.imbalance)
 
 
 @functools.lru_cache(maxsize=16384)
-def site(shape: ModelShape, local: Local, cluster: Cluster, constants: Constants, imbalance: float = 1.0) -> Site:
+def site(shape: ModelShape, plan: LayerPlan, cluster: Cluster, constants: Constants, imbalance: float = 1.0) -> Site:
     """The only Site with these values, a key of caches as speeds() is."""
-    return Site(shape, local, speeds(cluster, constants), imbalance)
+    return Site(shape, plan, speeds(cluster, constants), imbalance)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,13 +109,13 @@ def _parts(at: Site, names: tuple[str, ...]) -> Parts:
 @functools.lru_cache(maxsize=65536)
 def of_part(at: Site, part: str) -> Busy:
     """Times one part's kernels."""
-    own = layer.work(at.shape, at.local, part, at.imbalance)
+    own = layer.work(at.shape, at.plan, part, at.imbalance)
 
     def chip(some: list[Kernel]) -> float:
         return kernels.total_seconds(some, at.speeds.cluster, at.speeds.constants)
 
     def host(some: list[Kernel]) -> float:
-        return at.local.framework.host * layer.launches(some)
+        return at.plan.framework.host * layer.launches(some)
 
     return Busy(
         at,

@@ -44,10 +44,12 @@ def times(plan: Plan) -> Times:
 def exposed(
     plan: Plan, cluster: Cluster, constants: Constants, rows: Rows, sent: Timed, ranks: Iterable[tuple[Held, float, float]]
 ) -> list[float]:
-    """Seconds of the gradients' and parameters' travel that nothing hides, on each of these ranks.
+    """Computes the seconds of gradients and parameters on their way that nothing hides, on each of these ranks.
 
-    sent: seconds of each of the rows. ranks: the parameters that each holds, and the seconds of one micro-batch's forward and
-    backward on it. With overlap, gradients hide behind a backward and parameters behind a forward; the last bucket of backward,
+    sent: seconds of each of the rows
+    ranks: the parameters that each holds, and the seconds of one micro-batch's forward and backward on it
+
+    With overlap, gradients hide behind a backward and parameters behind a forward; the last bucket of backward,
     or the first of forward, cannot. Without, the same buckets travel after backward and before forward. Assumed: backward fills
     buckets at an even pace, and what travels does not slow down what computes.
     """
@@ -97,11 +99,11 @@ def _shown(plan: Plan, often: Times, reduce: float, gather: float, forward: floa
 
 
 def _exposed(seconds: float, hidden_behind: float, units: int, plan: Plan) -> float:
-    """Returns what nothing hides, and what the collective's kernels take from the processors that compute beside it."""
+    """Returns what nothing hides, and what the collective's kernels take from the processors that compute meanwhile."""
     if not plan.overlap:
         return seconds
     shown = max(seconds / units, seconds - hidden_behind)
-    return shown + plan.framework.beside * (seconds - shown)
+    return shown + plan.framework.collective_share * (seconds - shown)
 
 
 def optimizer_seconds(optimizer: float, plan: Plan, cluster: Cluster, constants: Constants) -> float:

@@ -14,9 +14,14 @@ _SLOTS = 128  # into which the memory is cut where layers are computed more than
 
 
 class Point(NamedTuple):
-    """A strategy for equal layers at its fullest moment, in the backward of a layer: layers' inputs that are stored, and layers
-    that are kept, beside two gradients. forwards: of one layer, those that it adds. waiting: inputs and layers that a
-    micro-batch holds between its forward and its backward; the stage's own input is one, its output isn't."""
+    """A strategy for equal layers at its fullest moment, in the backward of a layer. Two gradients come on top.
+
+    stored: layers' inputs
+    kept: whole layers
+    forwards: of one layer, those that it adds
+    waiting: inputs and layers that a micro-batch holds between its forward and its backward; the stage's own input is one, its
+        output isn't
+    """
 
     stored: float
     kept: int
@@ -79,7 +84,7 @@ def _computed_twice(n: int, layer: Layer) -> Iterator[Point]:
 
 def _computed_often(n: int, layer: Layer, below: int) -> Iterator[Point]:
     """Yields points in less memory, where one layer is kept from the start: the recurrence of optimal_checkpoints for
-    all memories at once; m: slots beside that layer and two gradients."""
+    all memories at once; m: slots besides that layer and two gradients."""
     room = below - layer.saved - 2 * layer.output
     output = max(1, _SLOTS * layer.output // max(room, 1))  # slots: whole, so that only `saved` is rounded
     slot = layer.output / output

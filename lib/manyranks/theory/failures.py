@@ -2,7 +2,7 @@
 
 A job fails at random: the time to the next failure is exponential with mean `mtbf` (M), whatever happened before. It trains
 for an interval τ, stands still for a stall δ while it saves, and after a failure takes R to restart. A failure may hit any of
-these. An asynchronous save has a write of w seconds beside the training. timeline.survive replays such a run under a trace.
+these. An asynchronous save has a write of w seconds while training goes on. timeline.survive replays such a run under a trace.
 """
 
 import math
@@ -67,7 +67,7 @@ def goodput(interval: float, stall: float, restart: float, mtbf: float, write: f
     """Computes the share of the time that goes into training that is kept: τ ÷ (M·e^((R+w)/M)·(e^((τ+δ)/M) − 1)).
 
     Look at the time from when one checkpoint can be used until the next one can. The first attempt takes L = τ + δ. After a
-    failure, training repeats the w seconds that had passed beside the write, so that later attempts take R + L + w. An attempt
+    failure, training repeats the w seconds that had passed during the write, so that later attempts take R + L + w. An attempt
     of length a that starts over until it succeeds takes M·(e^(a/M) − 1) on average. The first attempt lasts M·(1 − e^(−L/M))
     until it ends or fails, and fails with probability 1 − e^(−L/M). Together that's
     M·(1 − e^(−L/M))·(1 + e^((R+L+w)/M) − 1) = M·e^((R+w)/M)·(e^(L/M) − 1) for τ seconds that are kept.
@@ -96,9 +96,9 @@ def lost_work(interval: float, stall: float, mtbf: float, write: float = 0.0) ->
     interval, stall, mtbf, write: seconds, as for goodput
     """
     _checked(interval, stall, mtbf, write)
-    tau, length, beside = (seconds / mtbf for seconds in (interval, interval + stall, write))
-    later = -math.expm1(-tau) - math.exp(-length) * math.expm1(-beside) - (tau + beside) * math.exp(-length - beside)
-    first = later + math.expm1(-beside) + beside * math.exp(-beside)
+    tau, length, written = (seconds / mtbf for seconds in (interval, interval + stall, write))
+    later = -math.expm1(-tau) - math.exp(-length) * math.expm1(-written) - (tau + written) * math.exp(-length - written)
+    first = later + math.expm1(-written) + written * math.exp(-written)
     return mtbf * (later + first * math.exp(-length) / -math.expm1(-length))
 
 

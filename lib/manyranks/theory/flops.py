@@ -155,7 +155,9 @@ def hardware_per_token(
 def mfu(shape: ModelShape, seq: int, tokens_per_second: float, gpus: int, peak: float, convention: str = "causal") -> float:
     """Model FLOPs utilization: the FLOPs that the model needs ÷ what all accelerators could do.
 
-    tokens_per_second: of the whole job; peak: FLOP/s of one accelerator. Source: arXiv 2204.02311, section 4.1.
+    tokens_per_second: of the whole job
+    peak: FLOP/s of one accelerator
+    Source: arXiv 2204.02311, section 4.1.
     """
     checks.not_negative(tokens_per_second=tokens_per_second)
     if not (gpus >= 1 and peak > 0):

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from manyranks.theory import published
+from manyranks.theory import tables
 from manyranks.theory.names import Named, lazily, one_of
 
 GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
@@ -65,7 +65,11 @@ MOST = 1.2  # a clock above the one that the data sheet counts with
 
 @dataclass(frozen=True)
 class Link:
-    """A way between two ranks. latency: α, seconds; bandwidth: β, bytes/s one way."""
+    """A way between two ranks.
+
+    latency: α, seconds
+    bandwidth: β, bytes/s one way
+    """
 
     name: str
     latency: float
@@ -143,10 +147,10 @@ _REUSE, _SHARED = 1024 * 2 / (5120 / 108), 3 / 4
 @functools.cache
 def _accelerators() -> Named:
     shares: dict[str, list[float]] = {}
-    for row in published.rows("max_achievable_matmul"):
+    for row in tables.rows("max_achievable_matmul"):
         shares.setdefault(row["device"], []).append(float(row["efficiency_pct"]) / 100)
     measured = {device: statistics.mean(each) for device, each in shares.items()}  # of two sources the mean
-    chips = (_accelerator(row, measured) for row in published.rows("accelerators"))
+    chips = (_accelerator(row, measured) for row in tables.rows("accelerators"))
     return Named("accelerator", {chip.name: chip for chip in chips})
 
 
@@ -154,7 +158,7 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
     def number(column: str, unit: float) -> float:
         return float(row[column] or 0) * unit
 
-    name, flops, fp8 = row["device"], number("bf16_dense_tflops", TFLOPS), published.value(row["fp8"])
+    name, flops, fp8 = row["device"], number("bf16_dense_tflops", TFLOPS), tables.value(row["fp8"])
     new = (name, "float4") in _peaks()  # Blackwell and later have special kernels in every stack
     # A chip that nobody measured is taken to reach what the median of the measured ones does.
     reached = measured.get(row["matmul_measured_on"] or name, statistics.median(measured.values()))
@@ -188,7 +192,7 @@ def of_device(name: str) -> Accelerator | None:
     if not isinstance(name, str):
         raise ValueError(f"name={name!r}: give the text that torch.cuda.get_device_name() returns")
     said = name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
-    named = {row["torch_name"]: row["device"] for row in published.rows("accelerators") if row["torch_name"]}
+    named = {row["torch_name"]: row["device"] for row in tables.rows("accelerators") if row["torch_name"]}
     return _accelerators()[named[said]] if said in named else None
 
 
@@ -196,7 +200,7 @@ def peak(accelerator: Accelerator, dtype: str) -> float | None:
     """Dense FLOP/s of matrix products in one of DTYPES, as the data sheet has it; None where no figure is confirmed.
 
     "float32" is true single precision, which torch uses for float32 matrices on CUDA unless TF32 is allowed; "float64"
-    is the matrix cores' rate. Source of each figure: published/peaks.csv, and the accelerator's own. Raises ValueError
+    is the matrix cores' rate. Source of each figure: tables/peaks.csv, and the accelerator's own. Raises ValueError
     for other names, and for what is no Accelerator.
     """
     if not isinstance(accelerator, Accelerator):
@@ -212,7 +216,7 @@ def peak(accelerator: Accelerator, dtype: str) -> float | None:
 
 @functools.cache
 def _peaks() -> dict[tuple[str, str], float]:
-    return {(row["device"], row["dtype"]): float(row["tflops"]) * TFLOPS for row in published.rows("peaks")}
+    return {(row["device"], row["dtype"]): float(row["tflops"]) * TFLOPS for row in tables.rows("peaks")}
 
 
 # α: a hop of a ring in NCCL's own cost model (src/graph/tuning.cc, hwLat, protocol Simple, the one for large messages).

@@ -1,7 +1,7 @@
 """The shape of a model from its Hugging Face config.json. A key that is not known is refused: it may change the shape.
 
 Each family's keys, with their defaults, and those that don't matter (positions and their scaling, numerics, dropout, router
-losses, tokens, generation, files) stand in published/hugging_face_keys.csv, and what they mean in hugging_face_families.csv;
+losses, tokens, generation, files) stand in tables/hugging_face_keys.csv, and what they mean in hugging_face_families.csv;
 their source are the configuration classes of transformers.
 """
 
@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyranks.theory import published
+from manyranks.theory import tables
 from manyranks.theory.architecture import LatentAttention, ModelShape
 from manyranks.theory.names import nearest
 
@@ -30,12 +30,13 @@ class Key(NamedTuple):
 
 
 def from_hf_config(path: str | Path | Config) -> ModelShape:
-    """The shape that a config.json describes.
+    """Reads the shape that a config.json describes.
 
-    path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type: one of
-    the families in theory.models: llama, mistral, mixtral, gpt2, gpt_neox, opt, bloom, qwen2, qwen3, qwen3_moe, gemma, gemma2,
-    deepseek_v2, deepseek_v3, kimi_k2, glm4_moe, gpt_oss. A key that may be left out has its class's default. The shape takes
-    the folder's name.
+    path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers
+
+    Its model_type is llama, mistral, mixtral, gpt2, gpt_neox, opt, bloom, qwen2, qwen3, qwen3_moe, gemma, gemma2, deepseek_v2,
+    deepseek_v3, kimi_k2, glm4_moe or gpt_oss. A key that may be left out has its class's default. The shape takes the folder's
+    name.
     Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are not allowed or do
     not fit together; FileNotFoundError where there is no such file.
     """
@@ -79,9 +80,9 @@ class Family(NamedTuple):
 @functools.cache
 def _families() -> dict[str, Family]:
     found = {}
-    for row in published.rows("hugging_face_families"):
-        fields = {name: published.value(text) for name, text in published.pairs(row["fields"]).items()}
-        found[row["model_type"]] = Family(row["architecture"], published.pairs(row["keys"]), fields)
+    for row in tables.rows("hugging_face_families"):
+        fields = {name: tables.value(text) for name, text in tables.pairs(row["fields"]).items()}
+        found[row["model_type"]] = Family(row["architecture"], tables.pairs(row["keys"]), fields)
     return found
 
 
@@ -201,7 +202,7 @@ def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-# The values that a key may hold, by its kind in published/hugging_face_keys.csv.
+# The values that a key may hold, by its kind in tables/hugging_face_keys.csv.
 _LAYERS = ("full_attention", "sliding_attention")
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "size": ("a whole number, 1 or more", lambda value: _whole(value, 1)),
@@ -225,7 +226,7 @@ def _key(kind: str, default: str) -> Key:
 def keys_of(kind: str) -> dict[str, Key]:
     """Reads the keys of a model_type, or for "ignored" those that leave the shape of every model as it is."""
     found = {}
-    for row in published.rows("hugging_face_keys"):
+    for row in tables.rows("hugging_face_keys"):
         if kind == row["kind"] or (row["kind"] != "ignored" and kind in row["families"].split()):
             found |= {key: _key(row["kind"], row["default"]) if kind != "ignored" else None for key in row["keys"].split()}
     return found

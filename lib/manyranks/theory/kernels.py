@@ -10,7 +10,7 @@ from manyranks.theory.layer import Kernel
 
 MATMUL = 0.93  # share of a chip's best matrix product (Accelerator.matmul_fraction) that a step reaches: published.fit
 BANDWIDTH = 0.79  # share of a link's or a memory's specified bandwidth: mean of measured_busbw.csv's rings ÷ specification
-OVERHEAD = 5e-6  # seconds that a kernel or a collective takes beside its work
+OVERHEAD = 5e-6  # seconds that a kernel or a collective takes on top of its work
 OVERHEAD_SOURCE = "a round number for starting a kernel; with 0 or 10 µs the mean error changes by less than half a point"
 # Rows and columns of the result that one processor computes at a time. Sections 2.3 to 3.2 of NVIDIA's "Matrix Multiplication
 # Background User's Guide" have the sizes, and what follows from them for products that are small, or no multiples.
@@ -22,7 +22,7 @@ class Constants(NamedTuple):
 
     matmul: share of a chip's best product that a step's products reach
     bandwidth: share of what links and memory are specified for
-    overhead: seconds that a kernel or a collective takes beside its work
+    overhead: seconds that a kernel or a collective takes on top of its work
     """
 
     matmul: float = MATMUL

@@ -12,7 +12,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.plan import Plan
 from manyranks.theory.stacks import ATTENTION
 
-# Parts that selective recomputation runs again beside the attention core: arXiv 2412.19437, section 3.2.3.
+# Parts that selective recomputation runs again in addition to the attention core: arXiv 2412.19437, section 3.2.3.
 CHEAP = ("rmsnorm", "product", "latent")
 # A kernel here stands for what a module launches. Those of routing are a dozen operators each: the router's scores, its choice
 # and its losses; counting, sorting and padding the copies; undoing it. The number was chosen on Megatron-Bridge's Qwen3-30B.

@@ -34,13 +34,13 @@ def activations(shape: ModelShape, plan: Plan) -> int:
     Source: arXiv 2205.05198, equations 1 to 6, and section 4.2.3 for the first stage and the embedding.
     """
     _check(shape, plan)
-    return max(rank.kept for rank in _kept(stages.deal(shape, plan.layout), plan))
+    return max(rank.kept for rank in _kept(stages.deal(shape, plan.stage_plan), plan))
 
 
 def host(shape: ModelShape, plan: Plan) -> int:
     """Bytes that a rank keeps in its host's memory: states, and activations that wait there."""
     _check(shape, plan)
-    waiting = max(rank.host for rank in _kept(stages.deal(shape, plan.layout), plan)) if plan.offload_layers else 0
+    waiting = max(rank.host for rank in _kept(stages.deal(shape, plan.stage_plan), plan)) if plan.offload_layers else 0
     return waiting + (0 if plan.offload == "none" else model_states(shape, plan).host)
 
 
@@ -55,7 +55,7 @@ def layer_activations(shape: ModelShape, plan: Plan, moe: bool = False) -> int:
     _check(shape, plan)
     if moe and not shape.moe_layers:
         raise ValueError(f"moe=True: {shape.name} has no layer with experts")
-    return kept.of_layer(shape, plan.local, moe)
+    return kept.of_layer(shape, plan.layer_plan, moe)
 
 
 def _check(shape: ModelShape, plan: Plan) -> None:
@@ -75,7 +75,7 @@ def peak(shape: ModelShape, plan: Plan) -> Peak:
 def peaks(shape: ModelShape, plan: Plan) -> dict[int, Peak]:
     """Returns each pipeline rank's peak; of several with equal stages only the first one's, which is highest."""
     _check(shape, plan)
-    dealt = stages.deal(shape, plan.layout)
+    dealt = stages.deal(shape, plan.stage_plan)
     each, framework = [], plan.framework
     for (held, gathered), rank in zip(states.on_ranks(dealt, plan), _kept(dealt, plan), strict=True):
         total = held.total
@@ -94,4 +94,4 @@ def peaks(shape: ModelShape, plan: Plan) -> dict[int, Peak]:
 
 def _kept(dealt: Dealt, plan: Plan) -> list[kept.Rank]:
     flying = pipeline.flights(plan.schedule, plan.pp, plan.microbatches, plan.virtual, dealt.firsts)
-    return kept.of_ranks(dealt, plan.local, plan.microbatches, flying)
+    return kept.of_ranks(dealt, plan.layer_plan, plan.microbatches, flying)

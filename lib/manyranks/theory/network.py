@@ -99,8 +99,11 @@ def reached(link: Link, constants: Constants) -> Link:
 
 
 class Hops(NamedTuple):
-    """Seconds of a ring of keys and values. compute: in each of N hops, one for each block; messages: of what travels under
-    each, and of the last, under which nothing is computed."""
+    """Seconds of a ring of keys and values.
+
+    compute: in each of N hops, one for each block
+    messages: of what travels under each, and of the last, under which nothing is computed
+    """
 
     compute: tuple[float, ...]
     messages: tuple[float, ...]

@@ -36,10 +36,12 @@ def optimal(chain: Sequence[Layer], budget: int, slots: int = 256) -> list[Actio
 class Schedules:
     """The fastest plans of a chain for all budgets up to `most` bytes.
 
-    slots: how many the memory is cut into. Sizes are rounded up to whole slots: a plan never needs more than its
-    budget, but may be slower than the best one. Nothing is rounded where all sizes are multiples of a unit, and `most`
-    is at most `slots` units. gradient: bytes of the gradient of the chain's input. least: the smallest budget that some
-    plan fits.
+    slots: how many the memory is cut into
+    gradient: bytes of the gradient of the chain's input
+    least: the smallest budget that some plan fits
+
+    Sizes are rounded up to whole slots: a plan never needs more than its budget, but may be slower than the best one. Nothing
+    is rounded where all sizes are multiples of a unit, and `most` is at most `slots` units.
     Raises ValueError for an empty chain, sizes or times below 0, and where no plan fits.
     """
 

@@ -12,13 +12,13 @@ from manyranks.theory.communicate import BETWEEN, Passing, Timed
 from manyranks.theory.compute import Busy, Site, Work
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.network import Hops, Seconds
-from manyranks.theory.plan import Local, Plan, check_imbalance
+from manyranks.theory.plan import LayerPlan, Plan, check_imbalance
 from manyranks.theory.stages import Stage
 from manyranks.theory.states import Held, RankParameters
 
 
 class Pass(NamedTuple):
-    """Seconds of forward or of backward. host: of the CPU that launches all of it, beside which the chip works."""
+    """Seconds of forward or of backward. host: of the CPU that launches all of it while the chip works."""
 
     compute: float = 0.0
     tensor: float = 0.0
@@ -92,7 +92,7 @@ def of_layer(
     if moe and not shape.moe_layers:
         raise ValueError(f"moe=True: {shape.name} has no layer with experts")
     check_imbalance(shape, plan, imbalance)
-    return _of_part(compute.site(shape, plan.local, cluster, constants, imbalance), "moe" if moe else "dense")
+    return _of_part(compute.site(shape, plan.layer_plan, cluster, constants, imbalance), "moe" if moe else "dense")
 
 
 class ExpertLayerTime(NamedTuple):
@@ -137,8 +137,8 @@ def expert_layer(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: flo
 def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT) -> list[ForwardBackward]:
     """Times one micro-batch on each pipeline rank. Raises ValueError where the plan does not fit the shape."""
     plan.check(shape)
-    dealt = stages.deal(shape, plan.layout)
-    work = compute.compute(dealt, compute.site(shape, plan.local, cluster, constants))
+    dealt = stages.deal(shape, plan.stage_plan)
+    work = compute.compute(dealt, compute.site(shape, plan.layer_plan, cluster, constants))
     rows = states.rows(states.hold(dealt), shape, plan)
     found = of_stages(work, communicate.communicate(work, plan.stride, rows).passes)
     return [found[stage] for stage in dealt.ranks]
@@ -148,7 +148,7 @@ def of_stages(work: Work, sent: Timed) -> dict[Stage, ForwardBackward]:
     """Times one micro-batch on each kind of pipeline rank."""
     both = {name: (busy, sent.items[name]) for name, busy in work.parts.items()}
     found = {stage: _of_stage(tuple([(count, *both[name]) for count, name in own])) for stage, own in work.dealt.parts.items()}
-    return {stage: fetching(work.site, stage, own) for stage, own in found.items()} if work.site.local.offload_layers else found
+    return {stage: fetching(work.site, stage, own) for stage, own in found.items()} if work.site.plan.offload_layers else found
 
 
 def fetching(at: Site, stage: Stage, own: ForwardBackward) -> ForwardBackward:
@@ -157,7 +157,7 @@ def fetching(at: Site, stage: Stage, own: ForwardBackward) -> ForwardBackward:
     Source of the overlap: Megatron-LM's cpu_offloading_num_layers, by Transformer Engine's cpu_offload.
     """
     bandwidth = at.speeds.cluster.host * at.speeds.constants.bandwidth
-    takes = activations.offloaded(at.shape, at.local, stage) / bandwidth
+    takes = activations.offloaded(at.shape, at.plan, stage) / bandwidth
     longer = (each._replace(compute=each.compute + max(0.0, takes - each.chip)) for each in own[:2])
     return ForwardBackward(*longer, *own[2:])
 
@@ -183,7 +183,7 @@ def shown(busy: Busy, sent: Seconds) -> ForwardBackward:
 
     With full recomputation, backward makes forward's calls once more.
     """
-    plan = busy.site.local
+    plan = busy.site.plan
     if busy.part in ("head", "embedding"):
         forward, backward = sent.get(("tp", FORWARD), 0.0), sent.get(("tp", BACKWARD), 0.0) + sent.get(("tp", WITH_WEIGHT), 0.0)
         if not (plan.overlap and plan.overlap_tensor):  # else behind the input's gradient, longer than a gather
@@ -201,20 +201,20 @@ def shown(busy: Busy, sent: Seconds) -> ForwardBackward:
     return ForwardBackward(*(Pass(*seconds) for seconds in each), free, moved)
 
 
-def tensor_shown(plan: Local, sent: Seconds, behind: float) -> tuple[float, float]:
-    """Times one layer's tensor parallelism, each way. behind: seconds of weights' gradients, beside which some calls travel.
+def tensor_shown(plan: LayerPlan, sent: Seconds, behind: float) -> tuple[float, float]:
+    """Times one layer's tensor parallelism, each way. behind: seconds of weights' gradients, behind which some calls hide.
 
     A stack that cuts a product and its gather or sum in as many chunks as ranks shows one chunk of each.
     """
-    forward, backward, beside, again = (sent.get(("tp", when), 0.0) for when in (FORWARD, BACKWARD, WITH_WEIGHT, REGATHER))
+    forward, backward, with_weight, again = (sent.get(("tp", when), 0.0) for when in (FORWARD, BACKWARD, WITH_WEIGHT, REGATHER))
     if plan.overlap and plan.overlap_tensor and plan.framework.chunks:
         forward, backward = forward / plan.tp, backward / plan.tp
     if not (plan.overlap and plan.overlap_tensor):
-        return forward, backward + beside + again
-    return forward, backward + max(0.0, again + beside - behind)
+        return forward, backward + with_weight + again
+    return forward, backward + max(0.0, again + with_weight - behind)
 
 
-def context_shown(plan: Local, sent: Seconds, core: tuple[float, float]) -> tuple[float, float]:
+def context_shown(plan: LayerPlan, sent: Seconds, core: tuple[float, float]) -> tuple[float, float]:
     """Times one layer's context parallelism, each way. core: seconds of its attention, whose blocks hide a ring's messages;
     what is gathered or dealt comes before and after it."""
     found = [sent.get(("cp", when), 0.0) for when in (FORWARD, BACKWARD)]
@@ -243,15 +243,15 @@ class RankStep(NamedTuple):
 @functools.lru_cache(maxsize=65536)
 def pipe(work: Work, sent: Timed, held: RankParameters, m: int, virtual: int) -> list[RankStep]:
     """Returns the step of one rank per kind: those with equal layers take as long. held: the parameters of each rank."""
-    layout, overlap, p = work.dealt.layout, work.site.local.overlap, work.dealt.layout.pp
+    plan, overlap, p = work.dealt.plan, work.site.plan.overlap, work.dealt.plan.pp
     kinds = of_stages(work, sent)
     costs = [kinds[stage] for stage in work.dealt.ranks]
-    if p > 1 and layout.schedule in pipeline.SPLIT:
+    if p > 1 and plan.schedule in pipeline.SPLIT:
         costs = [cost.apart() for cost in costs]
-    if layout.schedule == "dualpipe":  # half the micro-batches come from the other end
+    if plan.schedule == "dualpipe":  # half the micro-batches come from the other end
         costs = [total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
     message = sum(sent.items[BETWEEN].values()) if p > 1 else 0.0
-    paired = hides_experts(work.site.local, layout.schedule, p, m, virtual)
+    paired = hides_experts(work.site.plan, plan.schedule, p, m, virtual)
     counted = Counter(costs)
     each = [Kind(count, cost.forward.seconds, cost.backward.seconds, cost.weight) for cost, count in counted.items()]
     index = {cost: i for i, cost in enumerate(counted)}
@@ -264,9 +264,9 @@ def pipe(work: Work, sent: Timed, held: RankParameters, m: int, virtual: int) ->
         # While the pipeline fills and drains, passes have no partner to hide behind.
         others = mean_of_others(each, index[own])
         own = hide_experts(own) if paired else own
-        waits = steady_waits(own, message * layout.stages / p, overlap)
+        waits = steady_waits(own, message * plan.stages / p, overlap)
         passes_of_m = [m * (f + b) for f, b in zip(own.forward.parts, own.backward.parts, strict=True)]
-        bubble = pipeline.bubble(layout.schedule, p, m, virtual, *others) if p > 1 else 0.0
+        bubble = pipeline.bubble(plan.schedule, p, m, virtual, *others) if p > 1 else 0.0
         # Filling and draining pass p − 1 times each, and nothing hides their messages.
         parts = (*passes_of_m, 2 * (p - 1) * message + m * sum(waits), bubble)
         behind = own.forward.seconds + waits[0], own.backward.seconds + waits[1]
@@ -296,21 +296,23 @@ def mean_of_others(kinds: list[Kind], own: int) -> tuple[float, float, float]:
     return forward / n, backward / n, weight / n
 
 
-def hides_experts(local: Local, schedule: str, p: int, m: int, virtual: int) -> bool:
-    """Returns whether one micro-batch's forward runs beside another's backward: under DualPipe, and where the stack does so
-    without a pipeline or with interleaved stages.
+def hides_experts(plan: LayerPlan, schedule: str, p: int, m: int, virtual: int) -> bool:
+    """Returns whether one micro-batch's forward runs together with another's backward.
+
+    It does under DualPipe, and where the stack does so without a pipeline or with interleaved stages.
     """
-    if not local.overlap or m == 1:
+    if not plan.overlap or m == 1:
         return False
-    if p > 1 and (schedule.startswith("dualpipe") or (virtual > 1 and local.framework.hides_experts)):
+    if p > 1 and (schedule.startswith("dualpipe") or (virtual > 1 and plan.framework.hides_experts)):
         return True
-    return p == 1 and local.framework.hides_experts == "always"
+    return p == 1 and plan.framework.hides_experts == "always"
 
 
 def hide_experts(cost: ForwardBackward) -> ForwardBackward:
-    """Runs one micro-batch's forward beside another's backward: tokens travel to experts while the other does all the rest.
+    """Runs one micro-batch's forward together with another's backward.
 
-    The two are one piece of work then: forward and backward are given half of it each.
+    Tokens of one travel to experts while the other does all the rest. The two are one piece of work then: forward and backward
+    are given half of it each.
     """
     half = Pass(*(sum(pair) / 2 for pair in zip(cost.forward, cost.backward, strict=True)))
     half = half._replace(expert=max(0.0, half.expert - (half.chip - half.expert)))

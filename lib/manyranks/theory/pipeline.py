@@ -7,12 +7,12 @@ gradient take on all stages of one rank; the input gradient is the rest of the b
 import functools
 from typing import NamedTuple
 
-from manyranks.theory import checks, published
+from manyranks.theory import checks, tables
 from manyranks.theory.names import one_of
 from manyranks.theory.plan import SCHEDULES
 
 # The schedules' names, as their papers write them, and their bubbles in closed form.
-WRITTEN, FORMS = ({row["name"]: row[column] for row in published.rows("schedules")} for column in ("written", "bubble"))
+WRITTEN, FORMS = ({row["name"]: row[column] for row in tables.rows("schedules")} for column in ("written", "bubble"))
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")  # run weight gradients on their own
 # Share of the waits in forward that no earlier backward fills: 0 to 0.43 in replays of 2 to 16 ranks.
 LAST_TURNS = 0.2
@@ -23,8 +23,9 @@ def bubble(
 ) -> float:
     """Seconds of a step that a rank waits for others.
 
-    FB: of DualPipe's F&B, a forward beside a backward; None for F + B, one after the other. With less, our replays wait as long
-    on up to 4 ranks, and less on more.
+    FB: of DualPipe's F&B, a forward together with a backward; None for F + B, one after the other. With less, our replays wait
+        as long on up to 4 ranks, and less on more.
+
     Sources: GPipe arXiv 1811.06965; 1F1B and interleaved arXiv 2104.04473, section 2.2; ZB-H1, ZB-H2 arXiv 2401.10241, table 2;
     ZB-V arXiv 2405.15362; DualPipe arXiv 2412.19437, table 2, which has even m: with an odd one, our replays wait one F&B more.
     Where p does not divide m, interleaving waits longer: the last m mod p micro-batches cannot fill a turn. Below p that is
@@ -130,7 +131,7 @@ class Actions(NamedTuple):
     """Counts of what a rank of DualPipe does in a step: on the earlier of its two stages, and on the later.
 
     F, B, I, W: without a partner
-    pairs: a forward of the earlier beside a backward of the later, and the other way round
+    pairs: a forward of the earlier together with a backward of the later, and the other way round
     """
 
     F: tuple[int, int]

@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import NamedTuple
 
-from manyranks.theory import published
+from manyranks.theory import tables
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.names import concise, one_of, whole
 from manyranks.theory.stacks import STACKS, Stack
 
-SCHEDULES = tuple(row["name"] for row in published.rows("schedules"))
+SCHEDULES = tuple(row["name"] for row in tables.rows("schedules"))
 V_SHAPED = ("zb-v", "dualpipe-v")  # two stages a rank, there and back
 RECOMPUTE = ("none", "selective", "full")  # each computes more again than the one before
 CONTEXT = ("ring", "all-gather", "ulysses")
@@ -67,14 +67,14 @@ RECIPES = {
 # The parts of a plan that caches have as keys. Their fields are Plan's.
 
 
-class Layout(namedtuple("Layout", "tp pp ep expert_tp stages schedule embedding_slots")):
+class StagePlan(namedtuple("StagePlan", "tp pp ep expert_tp stages schedule embedding_slots")):
     """The part of a plan that decides which parameters a rank holds: plans that agree in it hold the same."""
 
     __slots__ = ()
 
 
 class OneRank:
-    """The numbers of one rank and one micro-batch, which a Plan and a Local give."""
+    """The numbers of one rank and one micro-batch, which a Plan and a LayerPlan give."""
 
     __slots__ = ()
 
@@ -111,8 +111,8 @@ class OneRank:
         return STACKS[self.stack]
 
 
-class _Local(NamedTuple):
-    """Local's fields, which are Plan's."""
+class _LayerPlan(NamedTuple):
+    """LayerPlan's fields, which are Plan's."""
 
     cp: int
     tp: int
@@ -132,7 +132,7 @@ class _Local(NamedTuple):
     stack: str
 
 
-class Local(_Local, OneRank):
+class LayerPlan(_LayerPlan, OneRank):
     """The part of a plan that decides a layer's time and activations on one rank, whatever other degrees are."""
 
     __slots__ = ()
@@ -273,12 +273,12 @@ class Plan(OneRank):
             raise ValueError(f"{both}: choose them so that one divides the other")
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.tp, self.pp, self.ep, self.expert_tp, self.stages, self.schedule, self.embedding_slots)
+    def stage_plan(self) -> StagePlan:
+        return StagePlan(self.tp, self.pp, self.ep, self.expert_tp, self.stages, self.schedule, self.embedding_slots)
 
     @property
-    def local(self) -> Local:
-        return Local._make(_local(self))
+    def layer_plan(self) -> LayerPlan:
+        return LayerPlan._make(_layer_plan(self))
 
     def __repr__(self) -> str:
         return concise(self, "dp", "pp", "cp", "tp", "seq", "batch")
@@ -424,10 +424,10 @@ def multiples(value: int, of: int) -> str:
     return f"{below} or {below + of}" if below else f"{of}"
 
 
-# Plan's fields by kind, for __post_init__ and local; a getter reads all of a kind at once.
+# Plan's fields by kind, for __post_init__ and layer_plan; a getter reads all of a kind at once.
 _WHOLE = tuple(field.name for field in fields(Plan) if field.type in (int, int | None))
 _FLAGS = tuple(field.name for field in fields(Plan) if field.type is bool)
 _CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": RECIPES, "context": CONTEXT, "offload": OFFLOAD}
 _CHOICES["stack"] = STACKS
-_local, _choices_of = attrgetter(*Local._fields), attrgetter(*_CHOICES)
+_layer_plan, _choices_of = attrgetter(*LayerPlan._fields), attrgetter(*_CHOICES)
 _whole_of, _flags_of = attrgetter(*_WHOLE), attrgetter(*_FLAGS)

@@ -15,7 +15,7 @@ from manyranks.theory.cluster import Cluster
 from manyranks.theory.compute import site
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import nearest
-from manyranks.theory.plan import RECOMPUTE, Local, Plan, stages_passed, why_no_ulysses, why_uncut
+from manyranks.theory.plan import RECOMPUTE, LayerPlan, Plan, stages_passed, why_no_ulysses, why_uncut
 from manyranks.theory.published.error_bars import confidence, of_plan
 from manyranks.theory.stacks import STACKS, Stack
 from manyranks.theory.step import StepTime
@@ -140,13 +140,14 @@ def search(
     batch: int = 2048,
     **choices: object,
 ) -> Ranking:
-    """Plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
+    """Ranks plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
+
+    gpus: default the cluster's own
+    choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3)); values that do not go together, or
+        not with the shape, are left out
 
     Sets of plans that bounds show to be slower, or not to fit, are left unopened until somebody asks for what is in them.
-
-    gpus: default the cluster's own. choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3));
-    values that do not go together, or not with the shape, are left out. Routed experts are tried cut as attention is, and whole
-    on tensor-parallel ranks (etp=1).
+    Routed experts are tried cut as attention is, and whole on tensor-parallel ranks (etp=1).
     Raises ValueError for an unknown field, a value that no plan can have, or where no number of GPUs is given or it is not the
     cluster's.
     """
@@ -264,7 +265,7 @@ def _branches(task: _Task) -> Iterator[_Node]:
                     continue
                 if not task.checked or _may_be_checked(task, each, microbatch, more):
                     order = _Order(i, j, given=g)
-                    yield _branch(task, order, each, _local(task, each, microbatch, more), more, 0)
+                    yield _branch(task, order, each, _layer_plan(task, each, microbatch, more), more, 0)
 
 
 def _may_be_checked(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, object]) -> bool:
@@ -275,39 +276,39 @@ def _may_be_checked(task: _Task, degrees: Degrees, microbatch: int, more: dict[s
     return any(not of_plan(task.shape, plan, task.cluster).missing for plan in plans)
 
 
-def _branch(task: _Task, order: _Order, degrees: Degrees, local: Local, more: dict[str, object], n: int) -> _Node:
+def _branch(task: _Task, order: _Order, degrees: Degrees, layer_plan: LayerPlan, more: dict[str, object], n: int) -> _Node:
     """The unopened set of these plans that recompute in the n-th of the tried ways or a later one: more takes no less time."""
-    pp, m, ways = degrees[1], task.batch // (degrees[0] * local.microbatch), task.recompute
-    local = local._replace(recompute=ways[n])
-    model = pace.of_model(site(task.shape, local, task.cluster, DEFAULT))
-    pipes = _pipes(task, order, degrees, local, more, model)
+    pp, m, ways = degrees[1], task.batch // (degrees[0] * layer_plan.microbatch), task.recompute
+    layer_plan = layer_plan._replace(recompute=ways[n])
+    model = pace.of_model(site(task.shape, layer_plan, task.cluster, DEFAULT))
+    pipes = _pipes(task, order, degrees, layer_plan, more, model)
     if m < 2 * pp:  # then all schedules have bubbles that count
         pipes = list(pipes)
         bound = min((node[0] for node in pipes), default=math.inf)
     else:
-        known = _schedules(task.shape, pp, m, task.tried, local.framework)
-        bound = bounds.passes(model, pp, m, any(pace.hides_experts(local, name, pp, m, v) for name, v in known))
+        known = _schedules(task.shape, pp, m, task.tried, layer_plan.framework)
+        bound = bounds.passes(model, pp, m, any(pace.hides_experts(layer_plan, name, pp, m, v) for name, v in known))
 
     def opened() -> Iterator[_Node]:
         yield from pipes
         if bound < math.inf and n + 1 < len(ways):  # else no schedule goes with these degrees
-            yield _branch(task, order, degrees, local, more, n + 1)
+            yield _branch(task, order, degrees, layer_plan, more, n + 1)
 
     return bound, order._replace(recompute=n), opened
 
 
 def _pipes(
-    task: _Task, order: _Order, degrees: Degrees, local: Local, more: dict[str, object], model: pace.ForwardBackward
+    task: _Task, order: _Order, degrees: Degrees, layer_plan: LayerPlan, more: dict[str, object], model: pace.ForwardBackward
 ) -> Iterator[_Node]:
     """Yields unopened sets of these plans, one for each schedule."""
     shape, _, _, seq, batch, tried, _ = task
-    pp, m = degrees[1], batch // (degrees[0] * local.microbatch)
-    order = order._replace(recompute=tried.get("recompute", RECOMPUTE).index(local.recompute))
-    fields = {"recompute": local.recompute, "etp": degrees[-1]}
-    for s, (schedule, virtual) in enumerate(_schedules(shape, pp, m, tried, local.framework)):
+    pp, m = degrees[1], batch // (degrees[0] * layer_plan.microbatch)
+    order = order._replace(recompute=tried.get("recompute", RECOMPUTE).index(layer_plan.recompute))
+    fields = {"recompute": layer_plan.recompute, "etp": degrees[-1]}
+    for s, (schedule, virtual) in enumerate(_schedules(shape, pp, m, tried, layer_plan.framework)):
         if _together(shape, degrees, seq, stages_passed(schedule, pp, virtual), more):
-            own = functools.partial(Plan, *degrees[:-1], seq, batch, local.microbatch, schedule, virtual, **more, **fields)
-            bound = bounds.seconds(model, local, schedule, pp, m, virtual)
+            own = functools.partial(Plan, *degrees[:-1], seq, batch, layer_plan.microbatch, schedule, virtual, **more, **fields)
+            bound = bounds.seconds(model, layer_plan, schedule, pp, m, virtual)
             here = order._replace(schedule=s)
             yield bound, here, functools.partial(_fitting, task, here, own)
 
@@ -327,11 +328,11 @@ def _fitting(task: _Task, order: _Order, plan_of: Callable[..., Plan]) -> Iterat
             yield time.seconds, order._replace(zero=z), (time, peak)
 
 
-def _local(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, object]) -> Local:
+def _layer_plan(task: _Task, degrees: Degrees, microbatch: int, more: dict[str, object]) -> LayerPlan:
     """Returns what of these plans decides a layer's time."""
     _, _, cp, tp, ep, etp = degrees
     own = {"cp": cp, "tp": tp, "ep": ep, "expert_tp": etp or tp, "seq": task.seq, "microbatch": microbatch}
-    return Local(**{name: own[name] if name in own else more.get(name, getattr(Plan, name)) for name in Local._fields})
+    return LayerPlan(**{name: own[name] if name in own else more.get(name, getattr(Plan, name)) for name in LayerPlan._fields})
 
 
 def _together(shape: ModelShape, degrees: Degrees, seq: int, on_stages: int, more: dict[str, object]) -> bool:

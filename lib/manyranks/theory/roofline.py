@@ -100,9 +100,11 @@ def product_intensity(m: int, k: int, n: int, itemsize: int = 2) -> float:
 
 
 class Part(NamedTuple):
-    """Kernels of a kind, of one rank in one step. seconds: as kernels.seconds charges them; overhead: of those, to start them.
+    """Kernels of a kind, of one rank in one step.
 
-    bound: "compute" or "memory", by the roof of the data sheet.
+    seconds: as kernels.seconds charges them
+    overhead: of those, to start them
+    bound: "compute" or "memory", by the roof of the data sheet
     """
 
     name: str

@@ -1,13 +1,13 @@
 """Named model shapes, `models["llama3-405b"]`: sizes from published tables and from the models' own configurations.
 
-published/models.csv has most of them. The others are in the tables of the papers whose runs theory predicts. `hybrids` has
+tables/models.csv has most of them. The others are in the tables of the papers whose runs theory predicts. `hybrids` has
 models with layers that ModelShape has no words for.
 """
 
 import functools
 from collections.abc import Iterator
 
-from manyranks.theory import published
+from manyranks.theory import tables
 from manyranks.theory.architecture import LatentAttention, ModelShape
 from manyranks.theory.hybrid import CompressedAttention, DeltaNet, HybridShape, Mamba2, Mixer
 from manyranks.theory.names import Named, UnknownName, lazily
@@ -19,7 +19,7 @@ _SIZES = ("name", "layers", "hidden", "ffn", "heads", "vocab", "kv_heads", "head
 
 @functools.cache
 def _models() -> Named:
-    found = (*_llama3(), *map(_of_row, published.rows("models")), _deepseek_v3(), *_megatron())
+    found = (*_llama3(), *map(_of_row, tables.rows("models")), _deepseek_v3(), *_megatron())
     return _Models("model", {shape.name: shape for shape in found})
 
 
@@ -34,10 +34,10 @@ class _Models(Named):
 @functools.cache
 def _hybrids() -> Named:
     found = {}
-    for row in published.rows("hybrids"):
+    for row in tables.rows("hybrids"):
         mixers = tuple(_mixer(*mixer.split()) for mixer in row["mixers"].split(","))
         layers, streams = _integers(row, "mlp_layers streams")
-        gate = published.value(row["output_gate"])
+        gate = tables.value(row["output_gate"])
         found[row["name"]] = HybridShape(_of_row(row), mixers, layers, gate, streams, row["source"])
     return Named("hybrid", found)
 
@@ -52,21 +52,21 @@ __getattr__ = lazily(__name__, models=_models, hybrids=_hybrids)
 
 def _of_row(row: dict[str, str]) -> ModelShape:
     """Reads a shape. latent: five sizes between slashes; `more`: other fields of ModelShape."""
-    more = {name: published.value(text) for name, text in published.pairs(row["more"]).items()}
+    more = {name: tables.value(text) for name, text in tables.pairs(row["more"]).items()}
     if sizes := more.get("latent"):
         more["latent"] = LatentAttention(*map(int, sizes.split("/")))
-    given = {name: published.value(row[name]) for name in _SIZES if row[name]}
+    given = {name: tables.value(row[name]) for name in _SIZES if row[name]}
     return ModelShape(**given | (_GPT if row["family"] == "gpt" else {}) | more)
 
 
 def _llama3() -> Iterator[ModelShape]:
-    for row in published.rows("llama3_architecture"):
+    for row in tables.rows("llama3_architecture"):
         sizes = _integers(row, "layers hidden ffn heads vocab_released kv_heads")
         yield ModelShape(f"llama3-{row['model'].lower()}", *sizes, source=row["source"])
 
 
 def _deepseek_v3() -> ModelShape:
-    row = {line["key"]: line["value"] for line in published.rows("deepseek_v3_config")}
+    row = {line["key"]: line["value"] for line in tables.rows("deepseek_v3_config")}
     experts = ("top_k", "expert_ffn", "shared_experts", "dense_layers", "expert_groups", "groups_per_token", "mtp_depth")
     return ModelShape(
         "deepseek-v3",
@@ -80,10 +80,10 @@ def _deepseek_v3() -> ModelShape:
 
 
 def _megatron() -> Iterator[ModelShape]:
-    named = [(row["shape"], row) for row in published.rows("megatron_sc21_table1")]
-    named += [(f"megatron-{row['model'].split()[0].lower()}", row) for row in published.rows("korthikanti_configs")]
+    named = [(row["shape"], row) for row in tables.rows("megatron_sc21_table1")]
+    named += [(f"megatron-{row['model'].split()[0].lower()}", row) for row in tables.rows("korthikanti_configs")]
     note = "; vocabulary not printed: 32000, tied, gives the paper's parameter counts"
-    for row in published.rows("zb_models"):
+    for row in tables.rows("zb_models"):
         named.append((f"zb-{row['model'].lower()}", row | {"vocab": "32000", "source": row["source"] + note}))
     for name, row in named:
         layers, hidden, heads, vocab, positions = _integers(row, "layers hidden heads vocab seq")

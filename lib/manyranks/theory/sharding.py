@@ -13,33 +13,31 @@ from typing import NamedTuple
 
 from manyranks.theory import checks
 from manyranks.theory.architecture import ModelShape, parameters_of
-from manyranks.theory.calls import BACKWARD, FORWARD, Call
 from manyranks.theory.names import one_of
 from manyranks.theory.plan import RECIPES
-from manyranks.theory.states import Row
 
 
 def padded(elements: int, n: int) -> int:
-    """Elements of a row that n ranks can cut into equal shards. Raises ValueError for elements below 0 and n below 1."""
+    """Rounds a row's elements up so that n ranks can cut it evenly. Raises ValueError for elements below 0 and n below 1."""
     return n * shard(elements, n)
 
 
 def shard(elements: int, n: int) -> int:
-    """Elements that each of n ranks keeps of a row, padding included. Raises ValueError as padded does."""
+    """Counts elements that each of n ranks keeps of a row, padding included. Raises ValueError as padded does."""
     checks.whole(0, elements=elements)
     checks.whole(n=n)
     return -(-elements // n)
 
 
 def owned(sizes: Sequence[int], n: int, rank: int = 0) -> list[int]:
-    """Elements of each tensor in a row that one of n ranks keeps, without padding. Raises ValueError as shard does."""
+    """Counts elements of each tensor in a row that one of n ranks keeps, without padding. Raises ValueError as shard does."""
     size, ends = shard(sum(sizes), n), [0, *accumulate(sizes)]
     inside = [min(max(end - rank * size, 0), size) for end in ends]
     return [stop - first for first, stop in pairwise(inside)]
 
 
 def shards(n: int, stage: int, replicas: int = 1) -> int:
-    """K: the ranks over which one copy of the states is spread.
+    """Returns K, the ranks over which one copy of the states is spread.
 
     Raises ValueError for a stage that is not 0 to 3, replicas that do not divide n, and replicas of stage 0.
     """
@@ -54,7 +52,7 @@ def shards(n: int, stage: int, replicas: int = 1) -> int:
 
 
 class HeldBytes(NamedTuple):
-    """Bytes on one rank; `padding` are those among them that stand for no element, on the last rank, which has the most."""
+    """Bytes on one rank. padding: those among them that stand for no element, on the last rank, which has the most."""
 
     parameters: int
     gradients: int
@@ -65,7 +63,7 @@ class HeldBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them, padding included."""
+        """Adds up all of them, padding included."""
         return sum(self) - self.padding
 
 
@@ -84,13 +82,16 @@ def held(
 ) -> HeldBytes:
     """Counts what a rank holds after backward, before its optimizer steps.
 
-    In stages 1 and 2 parameters and gradients are padded, in stage 3 only gradients are. rank: which of the shards it has, 0
-    for the largest; tensors: how many the optimizer steps, None for one per row.
+    rows: elements of each
+    parameter, gradient, master: bytes of one element, 0 where there is none: parameters in 32 bits have no masters, and units
+        made of masters no other parameters
+    states: bytes of one element of each of the optimizer's states
+    counter: bytes of the optimizer's step counter, one for each tensor
+    rank: which of the shards it has, 0 for the largest
+    tensors: how many the optimizer steps, None for one per row
 
-    rows: elements of each; parameter, gradient, master: bytes of one element, 0 where there is none (no masters of parameters
-    in 32 bits; no other parameters beside the masters where units are made of these); states: of each of the optimizer's;
-    counter: bytes of the optimizer's step counter, one for each tensor. One row of Φ elements that n divides, as it stands:
-    16Φ, 4Φ + 12Φ/N, 2Φ + 14Φ/N and 16Φ/N bytes. Frozen rows: gradient=0, master=0, states=(), counter=0.
+    In stages 1 and 2 parameters and gradients are padded, in stage 3 only gradients are. One row of Φ elements that n divides
+    takes 16Φ, 4Φ + 12Φ/N, 2Φ + 14Φ/N and 16Φ/N bytes. Frozen rows: gradient=0, master=0, states=(), counter=0.
     Raises ValueError for negative sizes, and as shards does. Source: arXiv 1910.02054, section 5; HSDP: arXiv 2304.11277.
     """
     sizes = {"parameter": parameter, "gradient": gradient, "master": master, "counter": counter}
@@ -115,7 +116,7 @@ def held(
 
 
 def unit_sizes(shape: ModelShape) -> list[int]:
-    """Parameters of a model's units in the order of forward: the embedding, each layer, the last norm with the head.
+    """Counts parameters of a model's units in the order of forward: the embedding, each layer, the last norm with the head.
 
     A tied head counts with the embedding. Raises ValueError for what is no ModelShape.
     """
@@ -125,10 +126,14 @@ def unit_sizes(shape: ModelShape) -> list[int]:
 
 
 def gathered_peak(units: Sequence[int], n: int, itemsize: int, prefetch: int = 1) -> int:
-    """The most bytes of whole units at one time in a step of stage 3: prefetch + 1 neighbors, in forward as in backward.
+    """Counts the most bytes of whole units at one time in a step of stage 3: prefetch + 1 neighbors, both passes.
 
-    units: elements, in the order of forward; n: ranks that share them; prefetch: units gathered ahead. That the last unit stays
-    after forward adds nothing: no other is whole then. Not in it: gradients, and the shards that are gathered.
+    units: elements of each, in the order of forward
+    n: ranks that share them
+    itemsize: bytes of an element
+    prefetch: units gathered ahead
+
+    The last unit stays after forward, which adds nothing: no other is whole then. Gradients and shards are left out.
     Raises ValueError for negative numbers and n below 1. Source: arXiv 2304.11277, section 3.2.1.
     """
     checks.whole(0, itemsize=itemsize, prefetch=prefetch)
@@ -137,7 +142,7 @@ def gathered_peak(units: Sequence[int], n: int, itemsize: int, prefetch: int = 1
 
 
 def gradients_peak(units: Sequence[int], n: int, itemsize: int) -> int:
-    """The most bytes of whole gradients at one time in a step of FSDP, whose reduce-scatters are waited for one unit later.
+    """Counts the most bytes of whole gradients at one time in a step of FSDP, which waits for a reduce-scatter a unit later.
 
     When a unit's last gradient is ready, the gradients of the unit before it in backward are still on their way: a row that
     leaves, and one that arrives. Then they become shards, and this unit's gradients go into the next row.
@@ -154,21 +159,8 @@ def gradients_peak(units: Sequence[int], n: int, itemsize: int) -> int:
     return itemsize * max([*waiting, *leaving], default=0)
 
 
-def calls(row: Row) -> list[Call]:
-    """Lists data parallelism's calls for one row, once: gradients are summed, and parameters gathered if they're sharded.
-
-    Source: arXiv 1910.02054, sections 5 and 7; between replicas of the shards, arXiv 2304.11277, section 3.2.2.
-    """
-    elements, group, recipe, sharded = row
-    if not sharded:
-        return [Call("data", "all_reduce", elements, recipe.reduced, BACKWARD)]
-    across = Call("replicas", "all_reduce", elements / group.shards, recipe.reduced, BACKWARD)
-    gather = Call("shards", "all_gather", elements, recipe.parameters, FORWARD)
-    return [Call("shards", "reduce_scatter", elements, recipe.reduced, BACKWARD), across, gather]
-
-
 class Sent(NamedTuple):
-    """Payload that a rank sends in a step, in bytes. gather_forward: for forward, or in stages 1 and 2 after the step."""
+    """Bytes that a rank sends in a step. gather_forward: for forward, or in stages 1 and 2 after the step."""
 
     gather_forward: int
     gather_backward: int
@@ -192,10 +184,13 @@ def sent(
 ) -> Sent:
     """Counts what a rank sends around rings in a step of one forward and one backward, if each unit is used once and learns.
 
-    units: elements of each row; the itemsizes: bytes of an element of a parameter and of a gradient on their way; keep_last:
-    the last unit stays from forward to backward. replica: which one this rank is in (in stage 0: the rank), for an all-reduce
-    that does not divide evenly makes some send an element more. 2, 2, 2 and 3 times (N−1)/N·Φ, less the last unit's; between M
-    replicas 2(M−1)/M·Φ/K. Raises ValueError for negative sizes, for a replica that there is not, and as shards does.
+    units: elements of each row
+    gather_itemsize, reduce_itemsize: bytes of an element of a parameter and of a gradient on their way
+    keep_last: the last unit stays from forward to backward
+    replica: which one this rank is in (in stage 0: the rank): an uneven all-reduce makes some send an element more
+
+    2, 2, 2 and 3 times (N−1)/N·Φ elements, less the last unit's; between M replicas 2(M−1)/M·Φ/K.
+    Raises ValueError for negative sizes, for a replica that isn't there, and as shards does.
     Source: arXiv 1910.02054, section 7; arXiv 2304.11277, section 3.2.2 (HSDP).
     """
     checks.whole(0, gather_itemsize=gather_itemsize, reduce_itemsize=reduce_itemsize)
@@ -210,19 +205,22 @@ def sent(
 
 
 def _all_reduced(elements: int, m: int, place: int) -> int:
-    """Elements that this one of m ranks sends in a ring's all-reduce: all chunks but its own, then all but its neighbor's."""
+    """Counts elements that one of m ranks sends in a ring's all-reduce: all chunks but its own, then all but its neighbor's."""
     chunk, longer = divmod(elements, m)
     return 2 * (elements - chunk) - (place < longer) - ((place + 1) % m < longer)
 
 
 def largest(stage: int, n: int, memory: float, precision: str = "bf16", replicas: int = 1, model_parallel: int = 1) -> int:
-    """The largest number of parameters whose model states fit in each rank's memory, in bytes; activations take none.
+    """Finds the largest number of parameters whose model states fit in each rank's memory, with no activations.
 
-    n: ranks of data parallelism; precision: a key of theory.plan.RECIPES; model_parallel: ranks that split the model before it
-    is sharded, so that n·model_parallel accelerators take part. With 32 GB and n=64: Table 2 of arXiv 1910.02054, which
-    assumes the 16 bytes of mixed-precision Adam, GB of 10⁹ bytes, data parallelism of 64 in every row, and multiplies its
-    first row, rounded, by the degree of model parallelism. Raises ValueError for memory below 0, an unknown precision, and as
-    shards does.
+    n: ranks of data parallelism
+    memory: bytes of a rank
+    precision: a key of theory.plan.RECIPES
+    model_parallel: ranks that split the model before it is sharded, so that n·model_parallel accelerators take part
+
+    Raises ValueError for memory below 0, an unknown precision, and as shards does.
+    Source: Table 2 of arXiv 1910.02054, with 32 GB of 10⁹ bytes and n=64. It multiplies its first row, rounded, by the degree
+    of model parallelism.
     """
     checks.whole(model_parallel=model_parallel)
     one_of(RECIPES, precision=precision)
@@ -251,9 +249,12 @@ class Intensity(NamedTuple):
 
 
 def intensity(tokens: float, hidden: int, interval: int = 1) -> Intensity:
-    """Arithmetic intensity of training with recomputation, everything offloaded: bs, bs/4 and 24·h·interval.
+    """Computes the intensity of training with recomputation, everything offloaded: bs, bs/4 and 24·h·interval.
 
-    tokens: of an accelerator's batch, bs; hidden: h; interval: layers from one checkpoint of activations to the next.
+    tokens: of an accelerator's batch, bs
+    hidden: h
+    interval: layers from one checkpoint of activations to the next
+
     A parameter has 8bs FLOPs per step (2 in forward, 2 again, 4 in backward). It is loaded three times and its gradient stored
     once, 2 bytes each: 8 bytes. 16 bytes of optimizer states are read and written: 32 bytes. A checkpoint of 2bsh bytes is
     written and read for `interval` layers of 12h² parameters. Raises ValueError for numbers that are not above 0.
@@ -265,18 +266,23 @@ def intensity(tokens: float, hidden: int, interval: int = 1) -> Intensity:
 
 
 def efficiency(intensity: float, bandwidth: float, flops: float) -> float:
-    """The share of time that computes where nothing that moves is hidden: a·β/(a·β + R).
+    """Computes the share of time that computes where nothing that moves is hidden: a·β/(a·β + R).
 
-    intensity: a, FLOPs a byte; bandwidth: β, bytes/s; flops: R, FLOP/s reached without moving anything. Parameters come at an
-    accelerator's own bandwidth; sharded optimizer states at that sum. Raises ValueError for numbers that are not
-    above 0. Source: arXiv 2104.07857, section 4.
+    intensity: a, FLOPs per byte
+    bandwidth: β, bytes/s: an accelerator's own for parameters, the sum of all ranks' for sharded optimizer states
+    flops: R, FLOP/s reached without moving anything
+
+    Raises ValueError for numbers that are not above 0. Source: arXiv 2104.07857, section 4.
     """
     checks.positive(intensity=intensity, bandwidth=bandwidth, flops=flops)
     return intensity * bandwidth / (intensity * bandwidth + flops)
 
 
 def bandwidth_for(efficiency: float, intensity: float, flops: float) -> float:
-    """Bytes/s at which this efficiency, above 0 and below 1, is reached: the inverse of efficiency(). ValueErrors likewise."""
+    """Computes the bytes/s at which this efficiency, above 0 and below 1, is reached: the inverse of efficiency().
+
+    Raises ValueError as efficiency does.
+    """
     checks.positive(intensity=intensity, flops=flops)
     if not 0 < efficiency < 1:
         raise ValueError(f"efficiency={efficiency!r}: give a share above 0 and below 1, as 0.9")

@@ -1,12 +1,12 @@
 """Stacks: what a framework does with a plan. They describe structure, with sources; one number is fitted, _MEGATRON_HOST.
 
-published/stacks.csv lists them: the families below whose fields they have, and their own.
+tables/stacks.csv lists them: the families below whose fields they have, and their own.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import published
+from manyranks.theory import tables
 from manyranks.theory.names import Named
 
 
@@ -55,7 +55,7 @@ class Keeps(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Bytes per parameter that pass a chip's memory beside computing, for each gather and each reduction: the copies
+    """Bytes per parameter that pass a chip's memory on top of computing's, for each gather and each reduction: the copies
     out of and into their buffers, and the ring's traffic, for it writes what arrives and reads it to send it on.
     """
 
@@ -77,18 +77,18 @@ _MEGATRON_HOST = 80e-6
 
 @dataclass(frozen=True)
 class Stack:
-    """A framework, by what it does beside what a plan says.
+    """A framework, by what it does that a plan doesn't say.
 
-    attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with the exponentials beside it,
-        and no processor waiting for another
+    attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with exponentials meanwhile, and
+        no processor waiting for another
     moved: see Moved
     keeps: see Keeps
     every_other: selective recomputation runs every other product again, and all that is no product, instead of what is cheap
     prefetch: backward gathers the next unit's parameters while it computes this one's
     data_only: it has no tensor, pipeline, context or expert parallelism
-    beside: share of the processors that a collective takes from computing while the two overlap
+    collective_share: share of the processors that a collective takes from computing while the two overlap
     copies: see Copies
-    optimizer: bytes that a parameter's update passes between chip and memory, with a tensor in 32 bits beside the states; 0:
+    optimizer: bytes that a parameter's update passes between chip and memory, with a tensor in 32 bits besides the states; 0:
         one fused kernel
     fp32_shards: parameters, gradients and moments that are sharded, or on one rank, are in 32 bits; a step's first backward
         makes the gradients
@@ -96,8 +96,8 @@ class Stack:
         compiled one only logits and gradient, in 16
     cut_logits: the same where tp cuts the vocabulary, if that is more
     gathers_logits: all tensor-parallel ranks then gather them, and have all
-    reserved: what the allocator holds beside what is used, as a share of that; without fp32_shards states lie in flat buffers
-        for good, and have none
+    reserved: what the allocator holds on top of what is used, as a share of that; without fp32_shards states lie in flat
+        buffers for good, and have none
     reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce them at its end
     host: seconds that the CPU takes to launch a kernel; a pass takes no less
     hides_experts: one micro-batch's tokens travel to experts while another computes, "interleaved" where a pipeline's stages
@@ -117,7 +117,7 @@ class Stack:
     every_other: bool = False
     prefetch: bool = True
     data_only: bool = False
-    beside: float = 0.0
+    collective_share: float = 0.0
     copies: Copies = _NO_COPIES
     optimizer: float = 0.0
     fp32_shards: bool = False
@@ -144,10 +144,10 @@ _FSDP1 = Copies(0 + 2 * 2, 4 + 3 * 2)  # all in 16 bits; parameters are views of
 # Operator by operator: RMSNorm and rotary positions in 32 bits. Backward reads a norm's input in 32 bits and, divided by its
 # root mean square, in 16; and of a gated MLP also what the function makes.
 _EAGER = {"moved": Moved(norm=36, rotary=20, gated=10), "keeps": Keeps(norm=4, gated=2)}
-# One H100 with memory to spare held 10 to 27 % more than it used, 17 % in the mean: published/h100_steps.csv.
+# One H100 with memory to spare held 10 to 27 % more than it used, 17 % in the mean: tables/h100_steps.csv.
 _RESERVED = 0.17
 # A round number: what llm-foundry ran had less left.
-_PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "fp32_shards": True, "reserved": 0.05}
+_PYTORCH = {"collective_share": _NCCL, "optimizer": _FOREACH, "fp32_shards": True, "reserved": 0.05}
 # torch.distributed.tensor.parallel.loss, backward: log-probabilities, zeros, their sum with the exponential, and its product.
 _LOSS = {"logits": 12.0, "cut_logits": 16.0}
 _FULLY_SHARD = _PYTORCH | _LOSS | {"copies": _FSDP2, "reduce_once": True, "reserved": _RESERVED}
@@ -173,11 +173,11 @@ def _stack(row: dict[str, str]) -> Stack:
     given, parts = {}, {"moved": {}, "keeps": {}}
     for family in row["families"].split():
         given |= _FAMILIES[family]
-    for name, text in published.pairs(row["fields"]).items():
-        value, (part, _, field) = float(text) if "." in text else published.value(text), name.partition(".")
+    for name, text in tables.pairs(row["fields"]).items():
+        value, (part, _, field) = float(text) if "." in text else tables.value(text), name.partition(".")
         (parts[part] if field else given)[field or part] = value
     given |= {part: kind(**parts[part]) for part, kind in (("moved", Moved), ("keeps", Keeps)) if parts[part]}
     return Stack(row["name"], source=row["source"], **given)
 
 
-STACKS = Named("stack", {row["name"]: _stack(row) for row in published.rows("stacks")})
+STACKS = Named("stack", {row["name"]: _stack(row) for row in tables.rows("stacks")})

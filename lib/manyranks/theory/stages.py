@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import V_SHAPED, Layout, Plan
+from manyranks.theory.plan import V_SHAPED, Plan, StagePlan
 
 
 class Stage(NamedTuple):
@@ -29,13 +29,15 @@ class Stage(NamedTuple):
 class Dealt:
     """A model's layers on the ranks of a pipeline; compute, states and activations all begin with it.
 
-    ranks: for each pipeline rank, the sum of its stages; parts: of each kind of rank, how often a micro-batch passes a "dense"
-    layer, one with experts ("moe"), the "head" and the "embedding"; firsts: of each kind the earliest rank, or under DualPipe
-    all ranks; names: of all parts.
+    ranks: for each pipeline rank, the sum of its stages
+    parts: of each kind of rank, how often a micro-batch passes a "dense" layer, one with experts ("moe"), the "head" and the
+        "embedding"
+    firsts: of each kind the earliest rank, or under DualPipe all ranks
+    names: of all parts
     """
 
     shape: ModelShape
-    layout: Layout
+    plan: StagePlan
     ranks: tuple[Stage, ...]
     parts: dict[Stage, tuple[tuple[int, str], ...]]
     firsts: tuple[int, ...]
@@ -45,21 +47,21 @@ class Dealt:
 def of_ranks(shape: ModelShape, plan: Plan) -> tuple[Stage, ...]:
     """Returns, for each pipeline rank, the sum of its stages. Raises ValueError where the plan does not fit the shape."""
     plan.check(shape)
-    return deal(shape, plan.layout).ranks
+    return deal(shape, plan.stage_plan).ranks
 
 
 @functools.lru_cache(maxsize=16384)
-def deal(shape: ModelShape, layout: Layout) -> Dealt:
-    """The layers of a shape, dealt as Plan.layout says."""
-    mtp = shape.mtp_depth if layout.schedule != "dualpipe" else 0  # which has both ends of the model on one rank
-    each, p = deal_stages(shape, layout.stages, layout.embedding_slots, mtp), layout.pp
-    own = [[each[s] for s in stages_of(rank, p, layout.stages, layout.schedule)] for rank in range(p)]
+def deal(shape: ModelShape, plan: StagePlan) -> Dealt:
+    """The layers of a shape, dealt as Plan.stage_plan says."""
+    mtp = shape.mtp_depth if plan.schedule != "dualpipe" else 0  # which has both ends of the model on one rank
+    each, p = deal_stages(shape, plan.stages, plan.embedding_slots, mtp), plan.pp
+    own = [[each[s] for s in stages_of(rank, p, plan.stages, plan.schedule)] for rank in range(p)]
     ranks = tuple(Stage(*map(sum, zip(*mine, strict=True))) for mine in own)
     kinds = dict.fromkeys(ranks)
-    firsts = range(p) if layout.schedule == "dualpipe" and p > 1 else (ranks.index(kind) for kind in kinds)
+    firsts = range(p) if plan.schedule == "dualpipe" and p > 1 else (ranks.index(kind) for kind in kinds)
     passed = {kind: parts(shape, kind) for kind in kinds}
     names = tuple(sorted({name for own in passed.values() for _, name in own}))
-    return Dealt(shape, layout, ranks, passed, tuple(firsts), names)
+    return Dealt(shape, plan, ranks, passed, tuple(firsts), names)
 
 
 def parts(shape: ModelShape, stage: Stage) -> tuple[tuple[int, str], ...]:
@@ -84,10 +86,12 @@ def stages_of(rank: int, p: int, stages: int, schedule: str) -> list[int]:
 
 
 def deal_stages(shape: ModelShape, stages: int, slots: bool = False, mtp: int = 0) -> list[Stage]:
-    """Layers dealt to stages in order, as evenly as possible; the first and the last stage get the fewer.
+    """Deals layers to stages in order, as evenly as possible; the first and the last stage get the fewer.
 
-    slots: the embedding and the head take the place of a layer each. mtp: multi-token-prediction modules, which take another
-    each, and then the embedding and the head do, too, if a stage has room for them: Megatron-Bridge's layouts of DeepSeek-V3.
+    slots: the embedding and the head take the place of a layer each
+    mtp: multi-token-prediction modules, which take another each, and then the embedding and the head do, too, if a stage has
+        room for them: Megatron-Bridge's layouts of DeepSeek-V3
+
     Raises ValueError for fewer layers (or slots) than stages.
     """
     mtp = mtp if stages > 1 and (shape.layers + 2 + mtp) // stages > mtp else 0

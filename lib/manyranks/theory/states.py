@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from manyranks.theory import checks, stages
 from manyranks.theory.architecture import ModelShape, Tensor
-from manyranks.theory.plan import Layout, Plan, Recipe
+from manyranks.theory.plan import Plan, Recipe, StagePlan
 from manyranks.theory.stages import Dealt, Stage
 
 BUCKET = 25 * 2**20  # bytes that close a bucket: PyTorch DDP's default bucket_cap_mb; arXiv 2006.15704, section 3.2.3
@@ -69,7 +69,7 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     checks.kinds(plan=plan)
     if isinstance(shape, ModelShape):
         plan.check(shape)
-        return hold(stages.deal(shape, plan.layout)).ranks
+        return hold(stages.deal(shape, plan.stage_plan)).ranks
     if not isinstance(shape, int | float) or not 0 <= shape < math.inf:
         raise ValueError(f"shape={shape!r}: give a ModelShape, as models['llama3-8b'], or a number of parameters, 0 or more")
     if (plan.ep, plan.etp) != (1, None):
@@ -88,18 +88,18 @@ class RankParameters:
 @functools.lru_cache(maxsize=16384)
 def hold(dealt: Dealt) -> RankParameters:
     """Counts as rank_parameters does, of stages that are dealt."""
-    shape, layout = dealt.shape, dealt.layout
-    kinds = {stage: of_stage(shape, layout, stage) for stage in dealt.parts}
+    shape, plan = dealt.shape, dealt.plan
+    kinds = {stage: of_stage(shape, plan, stage) for stage in dealt.parts}
     held = [kinds[stage] for stage in dealt.ranks]
-    if layout.schedule == "dualpipe" and layout.pp > 1:  # each rank has a copy of the stage at the other end, too
+    if plan.schedule == "dualpipe" and plan.pp > 1:  # each rank has a copy of the stage at the other end, too
         held = [Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True)]
     return RankParameters(tuple(held), tuple(dict.fromkeys(held)))
 
 
 @functools.lru_cache(maxsize=16384)
-def of_stage(shape: ModelShape, layout: Layout, stage: Stage) -> Held:
+def of_stage(shape: ModelShape, plan: StagePlan, stage: Stage) -> Held:
     """Parameters of a rank with this stage."""
-    t, etp, vocabulary = layout.tp, layout.expert_tp, [Tensor(shape.vocab * shape.hidden)]
+    t, etp, vocabulary = plan.tp, plan.expert_tp, [Tensor(shape.vocab * shape.hidden)]
     head = shape.final_norm + (vocabulary if shape.tied and not stage.embedding else shape.head)
     parts = [(stage.layers, shape.attention + shape.norms), (stage.dense, shape.mlp), (stage.moe, shape.router + shape.shared)]
     cut, whole = _shares([*parts, (stage.embedding, shape.embedding), (stage.head, head)], shape, t)
@@ -109,7 +109,7 @@ def of_stage(shape: ModelShape, layout: Layout, stage: Stage) -> Held:
         moe += with_experts
         cut += shape.mtp_parameters - with_experts * shape.experts * shape.expert_parameters
     expert, of_each = _shares([(1, shape.expert)], shape, etp)
-    experts = moe * shape.experts // layout.ep
+    experts = moe * shape.experts // plan.ep
     return Held(cut / t + whole, experts * (expert / etp + of_each) if experts else 0.0)
 
 
@@ -154,7 +154,7 @@ def _states(held: Held, zero: int, shards: int, expert_shards: int, recipe: Reci
 
 
 def on_ranks(dealt: Dealt, plan: Plan) -> list[tuple[ModelStates, int]]:
-    """Returns the states of the ranks in dealt.firsts, and at most how many bytes are gathered or not yet reduced beside them.
+    """Returns the states of the ranks in dealt.firsts, and at most how many bytes more are gathered or not yet reduced.
 
     With ZeRO-3 or parameters in the host's memory, gathered parameters: two units (one in use, one under way), or all where
     forward's are kept; from ZeRO-2 on the whole gradients of a unit.
@@ -203,7 +203,7 @@ class Row(NamedTuple):
 
     @property
     def groups(self) -> dict[str, tuple[int, int]]:
-        """Ranks and their stride, as Local.groups has them."""
+        """Ranks and their stride, as LayerPlan.groups has them."""
         ranks, shards, stride = self.group
         if not self.sharded:
             return {"data": (ranks, stride)}

@@ -3,7 +3,7 @@
 Every kernel of a layer is charged its FLOPs and its bytes, every message α + n/β; what overlaps is hidden behind what it
 overlaps with. The step takes as long as the pipeline rank that is done last, so the slowest stage sets the pace.
 
-Assumed, beside the constants of kernels: all ranks are equally fast; reading data and writing checkpoints take no time,
+Assumed, besides the constants of kernels: all ranks are equally fast; reading data and writing checkpoints take no time,
 and Python only what it takes to launch kernels (Stack.host); messages of different kinds do not share links, and
 communication takes nothing from the processors but what the cluster reserves. In data parallelism gradients travel in
 equal buckets, one after another, by rings or trees, whichever is faster; ZeRO-3's in units of a layer. With overlap,
@@ -89,7 +89,7 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """The part that takes most of the step beside computing."""
+        """The part that takes most of the step apart from computing."""
         parts = {name: value for name, value in self.parts.items() if name != "compute"}
         return max(parts, key=parts.get)
 
@@ -131,13 +131,16 @@ def estimate(
     gpus: int | None = None,
     imbalance: float = 1.0,
 ) -> StepTime:
-    """The time of one step.
+    """Estimates the time of one step; memory.peak says whether the plan fits in memory.
 
-    constants: the library's three, or others to see what they do. gpus: checked against the plan, as cluster.gpus is.
+    constants: the library's three, or others to see what they do
+    gpus: checked against the plan, as cluster.gpus is
     imbalance: copies that come to the fullest expert-parallel rank ÷ their mean, in every layer with experts; a micro-batch
-    takes as long as on that rank. Raises ValueError where the plan does not fit the shape or the number of accelerators, for
-    8-bit products on a chip without them, and for an imbalance that cannot be. .warning of what comes back says what it costs
-    that tensor parallelism leaves the node. Whether the plan fits in memory, memory.peak says.
+        takes as long as on that rank
+
+    If tensor parallelism leaves the node, .warning of what comes back says what that costs. Raises ValueError where the plan
+    does not fit the shape or the number of accelerators, for 8-bit products on a chip without them, and for an imbalance that
+    cannot be.
     """
     checks.kinds(shape=shape, plan=plan, cluster=cluster)
     if constants is not DEFAULT:
@@ -145,10 +148,10 @@ def estimate(
     checks.check_precision(plan, cluster)
     plan.check(shape, cluster.gpus if gpus is None else gpus)
     check_imbalance(shape, plan, imbalance)
-    dealt = stages.deal(shape, plan.layout)  # the layers of each rank
+    dealt = stages.deal(shape, plan.stage_plan)  # the layers of each rank
     held = states.hold(dealt)  # and its parameters
     rows, largest = states.rows(held, shape, plan), states.optimizer_bytes(held, plan)
-    at = site(shape, plan.local, cluster, constants, imbalance)
+    at = site(shape, plan.layer_plan, cluster, constants, imbalance)
     work = compute(dealt, at)  # seconds of a micro-batch
     sent = communicate(work, plan.stride, rows)  # seconds of calls, as if nothing hid them
     paced = pace.pipe(work, sent.passes, held, plan.microbatches, plan.virtual)  # a step of each rank, with what shows

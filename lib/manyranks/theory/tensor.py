@@ -12,55 +12,11 @@ Korthikanti et al., arXiv 2205.05198, section 4.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from manyranks.theory import activations, checkpointing, checks, memory
+from manyranks.theory import activations, calls, checkpointing, checks, memory
 from manyranks.theory.activations import Kept as Saved
 from manyranks.theory.architecture import ModelShape, parameters_of
-from manyranks.theory.calls import BACKWARD, FORWARD, HALF, REGATHER, WITH_WEIGHT, Call, Calls, Passes, counted
-from manyranks.theory.plan import Local, Plan, why_uncut
-
-
-def calls(shape: ModelShape, plan: Local, part: str, imbalance: float = 1.0) -> list[Call]:
-    """Lists what tensor and sequence parallelism send for one micro-batch.
-
-    part: "dense" or "moe", a layer; "embedding"; "head", without the loss, which sends a few bytes per token more
-    imbalance: copies that come to a rank's experts ÷ what would come if loads were balanced
-
-    The etp ranks that cut an expert gather the rows that came for it, and sum its results; with etp = 1 they need not. Shared
-    experts, which tp cuts, have another f and g: they read the rank's rows, not those that came for its experts.
-    Sources: arXiv 2205.05198, sections 4.2.1 and 4.2.2; Megatron-LM, megatron/core/transformer/moe/shared_experts.py.
-    """
-    elements, options = plan.rank_tokens * shape.hidden, (plan.sequence_parallel, plan.regather)
-    if part in ("head", "embedding"):
-        return (_column if part == "head" else _row)(elements, *options)
-    blocks, found = 1 if shape.parallel_layers else 2, []
-    if part == "moe":
-        blocks -= 1
-        rows = shape.hidden * plan.expert_tokens
-        found += [one._replace(group="etp", times=imbalance * shape.top_k) for one in _block(rows, *options)]
-        found += _block(elements, *options) if shape.shared_experts else []
-    return found + [one._replace(times=blocks) for one in _block(elements, *options)]
-
-
-def _column(elements: float, sequence_parallel: bool, regather: bool = True, itemsize: int = HALF) -> list[Call]:
-    """Lists the calls of f. Backward, the gradient that leaves it travels beside the weight's, and what is gathered again
-    beside the input's."""
-    if not sequence_parallel:
-        return [Call("tp", "all_reduce", elements, itemsize, WITH_WEIGHT)]
-    found = [Call("tp", "all_gather", elements, itemsize), Call("tp", "reduce_scatter", elements, itemsize, WITH_WEIGHT)]
-    return found + ([found[0]._replace(when=REGATHER)] if regather else [])
-
-
-def _row(elements: float, sequence_parallel: bool, regather: bool = True, itemsize: int = HALF) -> list[Call]:
-    """Lists the calls of g, whatever regather says."""
-    if not sequence_parallel:
-        return [Call("tp", "all_reduce", elements, itemsize)]
-    gather = Call("tp", "all_gather", elements, itemsize, BACKWARD)
-    return [gather._replace(op="reduce_scatter", when=FORWARD), gather]
-
-
-def _block(elements: float, sequence_parallel: bool, regather: bool = True, itemsize: int = HALF) -> list[Call]:
-    options = elements, sequence_parallel, regather, itemsize
-    return _column(*options) + _row(*options)
+from manyranks.theory.calls import Call, Calls, Passes, counted
+from manyranks.theory.plan import Plan, why_uncut
 
 
 def _counted(
@@ -90,7 +46,7 @@ def block(*sizes: int, **options) -> Passes:
     Raises ValueError for sizes below one, a rank that isn't in the group, and tokens that t doesn't divide with sequence
     parallelism.
     """
-    return _counted(_block, *sizes, **options)
+    return _counted(calls.block, *sizes, **options)
 
 
 def layer(*sizes: int, **options) -> Passes:
@@ -104,12 +60,12 @@ def layer(*sizes: int, **options) -> Passes:
 
 def embedding(*sizes: int, **options) -> Passes:
     """Counts what the cut embedding sends: each rank looks up its rows, g sums. Arguments are block's."""
-    return _counted(_row, *sizes, **options)
+    return _counted(calls.row_parallel, *sizes, **options)
 
 
 def head(*sizes: int, **options) -> Passes:
     """Counts what the cut head sends, a column-parallel layer, so f. Arguments are block's."""
-    return _counted(_column, *sizes, **options)
+    return _counted(calls.column_parallel, *sizes, **options)
 
 
 def loss(tokens: int, t: int, itemsize: int = 4, rank: int = 0) -> Passes:

@@ -7,7 +7,7 @@ features/megatron_fsdp.md and pipeline_parallel_layout.md; torchtitan, config/pa
 import math
 from collections.abc import Iterator
 
-from manyranks.theory import checks, pipeline, published, stages
+from manyranks.theory import checks, pipeline, stages, tables
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.plan import Plan
 
@@ -16,7 +16,7 @@ _NO_FLAG = ("reshard_after_forward", "precision", "overlap", "overlap_tensor", "
 _CP_COMM = {"ring": "p2p", "all-gather": "all_gather", "ulysses": "a2a"}
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 # Classes of torch.distributed.pipelining without "Schedule"; interleaving is another class.
-_TITAN_SCHEDULES = {row["name"]: row["torchtitan"] for row in published.rows("schedules") if row["torchtitan"]}
+_TITAN_SCHEDULES = {row["name"]: row["torchtitan"] for row in tables.rows("schedules") if row["torchtitan"]}
 
 
 def degrees(plan: Plan) -> str:

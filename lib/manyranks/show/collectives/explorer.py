@@ -25,14 +25,14 @@ from manyranks.show.scenario import in_code
 from manyranks.show.setting import Part
 from manyranks.theory import clusters, collectives
 from manyranks.theory.cluster import Cluster
-from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, timing, topology
+from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, timing
 from manyranks.theory.names import Named
 
 MOST = 16  # ranks that can still be read
 _EDGE = 1.24  # half the side of the drawing; the discs' centres are at a distance of 1 from the middle
 _CORNERS = np.exp(2j * np.pi * np.arange(32) / 32)
 _NODE, _SIDES = np.array([-0.42 - 1j, 0.42 - 1j, 0.42 + 1j, -0.42 + 1j]), (-0.55, 0.7)
-_BESIDE = 0.2  # of a name, from its arrow
+_NAME_GAP = 0.2  # from an arrow to its name
 _ALONG = np.linspace(0, 1, 12)
 _BEZIER = np.array([(1 - _ALONG) ** 2, 2 * _ALONG * (1 - _ALONG), _ALONG**2])
 
@@ -83,9 +83,9 @@ class Circle:
         *ends, shares = np.reshape(messages, (-1, 3)).T
         start, end = np.array(ends, int)
         neighbors = np.isin((end - start) % max(n, 1), (1, n - 1)) | (node > 0)
-        shafts, heads, beside = _arrows(places[start], places[end], radius, shares, neighbors)
+        shafts, heads, names_at = _arrows(places[start], places[end], radius, shares, neighbors)
         named = [k for k, name in enumerate(names) if name != ""]
-        self._names.write(beside[named], [names[k] for k in named])
+        self._names.write(names_at[named], [names[k] for k in named])
         self._shafts.set_segments(shafts)
         self._shafts.set_linewidths(np.where(shares > 0, np.maximum((1.2 + min(4, 26 / max(n, 1))) * shares**0.75, 0.8), 0.9))
         self._shafts.set_linestyles(["-" if share > 0 else ":" for share in shares] or "-")
@@ -103,8 +103,8 @@ def _arrows(start: np.ndarray, end: np.ndarray, radius: float, share: np.ndarray
     long = np.minimum(0.11 + 0.09 * share, 0.65 * abs(back - out))
     base, half = back + long * along, 0.42j * long * along
     shafts, heads = np.array([out, bend, base]).T @ _BEZIER, np.array([back, base + half, base - half]).T
-    beside = (middle + bend) / 2 + _BESIDE * (bend - middle) / abs(bend - middle)
-    return _points(shafts), _points(heads), _points(beside)
+    names_at = (middle + bend) / 2 + _NAME_GAP * (bend - middle) / abs(bend - middle)
+    return _points(shafts), _points(heads), _points(names_at)
 
 
 def _points(plane: np.ndarray) -> np.ndarray:
@@ -167,7 +167,7 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
         """Raises ValueError for what cannot be: an algorithm, ranks or a topology that do not suit."""
         self._check()
         if self.cluster.torus:
-            return collectives.torus_seconds(self.operation, size, topology.cube(self.n), self.cluster.levels[0].link)
+            return collectives.torus_seconds(self.operation, size, timing.cube(self.n), self.cluster.levels[0].link)
         return collectives.cluster_seconds(self.operation, size, self.n, self.cluster, self.algorithm)
 
     @property
@@ -188,7 +188,7 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
         seconds, latency, most = self.seconds(self.size), self.seconds(0), units.size(max(self.sent))
         numbers = {"each rank sends" if units.size(min(self.sent)) == most else "the busiest rank sends": most}
         if self.cluster.torus:
-            numbers["torus"] = "×".join(str(side) for side in topology.cube(self.n) if side > 1)
+            numbers["torus"] = "×".join(str(side) for side in timing.cube(self.n) if side > 1)
         else:
             numbers["rounds"] = f"{self.steps:,}"
         return numbers | {"time": units.duration(seconds), "latency": f"{units.duration(latency)}, {latency / seconds:.0%}"}
@@ -214,7 +214,7 @@ class Collective(namedtuple("Collective", "operation algorithm n size topology s
             return ""
         torus, group = self.cluster.torus, f"{self.n}, cluster"
         if torus:
-            group = f"{topology.cube(self.n)}, cluster.levels[0].link"
+            group = f"{timing.cube(self.n)}, cluster.levels[0].link"
         name, way = ("torus_seconds", "") if torus else ("cluster_seconds", f', "{self.algorithm}"')
         sent = f'sent_bytes("{self.operation}", {self.size}, 1, {self.n}, "{self.algorithm}", node={self.node})'
         text = _CODE.format(name=name, cluster=_CLUSTERS[self.topology], sent=sent)
@@ -269,8 +269,8 @@ class Grid:
 
     def __init__(self, axes: Axes):
         self._cells = axes.add_collection(PathCollection([]), autolim=False)
-        self._inside, self._beside, self._title = Labels(axes), Labels(axes, size=8), heading(axes)
-        self.moving = [self._cells, self._inside, self._beside, self._title]
+        self._inside, self._numbers, self._title = Labels(axes), Labels(axes, size=8), heading(axes)
+        self.moving = [self._cells, self._inside, self._numbers, self._title]
         axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
         axes.set_xlabel("chunk", labelpad=15)
         axes.set_ylabel("rank", labelpad=18)
@@ -296,7 +296,7 @@ class Grid:
         else:
             self._inside.write([(0.5, 0.5)], [f"drawn up to {MOST} ranks"])
         sides = [(x, 1.05) for x in middles[:columns, 0]] + [(-0.035, y) for y in middles[::columns, 1]] if rows else []
-        self._beside.write(sides, [*range(columns), *range(rows)])
+        self._numbers.write(sides, [*range(columns), *range(rows)])
 
 
 class Sent:
@@ -330,8 +330,8 @@ class Sent:
         apart, each = (0.14, sent) if few else (0, sorted(sent, reverse=True))
         self._bars.set_verts(corners([((r + apart) / n, (r + 1 - apart) / n, 0, size / top) for r, size in enumerate(each)]))
         self._line.set_ydata([least / top] * 2)
-        beside = [(1.01, least / top + up) for up in (0.055, -0.055)]
-        self._right.write(beside, ["least for the busiest:", units.size(least)])
+        places = [(1.01, least / top + up) for up in (0.055, -0.055)]
+        self._right.write(places, ["least for the busiest:", units.size(least)])
         self._left.write([(-0.015, part) for part in _PARTS], [units.size(part * top) for part in _PARTS])
         self._numbers.write([((r + 0.5) / n, -0.07) for r in range(n)] if few else [], range(n if few else 0))
         self._under.write([(0.5, -0.18)], ["rank" if few else f"{n} ranks, from most to least"])

@@ -25,7 +25,7 @@ from manyranks.theory.context.times import Pass, Times, inner, of_ranks
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import nearest
 
-# name -> how it is split beside the sequence. Llama 3 405B: arXiv 2407.21783, Table 4, the row of 131,072 tokens.
+# name -> how else it's split. Llama 3 405B: arXiv 2407.21783, Table 4, the row of 131,072 tokens.
 _LLAMA = {"pp": 16, "dp": 8, "batch": 128, "virtual": 8, "embedding_slots": True, "precision": "bf16-fp32-gradients"}
 MODELS = {"llama3-8b": {"dp": 8, "zero": 3}, "llama3-405b": _LLAMA, "gpt3-175b": {"dp": 64, "zero": 3}, "small GPT": {}}
 VARIANTS = ("ring", "all-gather", "ulysses", "ring-ulysses")

@@ -93,8 +93,10 @@ def behind_attention(messages: Mapping[str, float]) -> style.Figure:
 def all_to_all(heads: int = 8, n: int = 4, kv_heads: int | None = None) -> style.Figure:
     """Draws Ulysses: before, a rank has all heads of its tokens; after the all-to-all, some heads of all tokens.
 
-    heads: query heads, at most 8; n: ranks, 2 to 4; kv_heads: if they're fewer than ranks, each goes to all ranks whose queries
-    read it. Raises ValueError for other numbers, and those that don't divide each other as they must.
+    heads: query heads, at most 8
+    n: ranks, 2 to 4
+    kv_heads: if they're fewer than ranks, each goes to all ranks whose queries read it
+    Raises ValueError for other numbers, and those that don't divide each other as they must.
     """
     kv_heads = kv_heads or heads
     if heads > 8 or n not in range(2, 5):
@@ -162,11 +164,14 @@ def mask(
 ) -> style.Figure:
     """Draws scores of queries (rows) with keys (columns), each in the color of its rank of 4; a panel for each layout.
 
-    layouts: theory.context.LAYOUTS, unless some are given; seq: tokens; tile: a rank's tokens are cut, chunk by chunk, into
-    tiles of at most so many; where any of a pair of tiles is visible, all of it is computed, and what is computed for nothing
-    is hatched; documents: their lengths; a token sees its own only, up to the dashed lines; order: "sequence", or "ranks": by
-    rank, so that a block of rows and columns is what a rank does in one hop. Raises ValueError for unknown names, a seq
-    without equal shards, and lengths that don't add up.
+    layouts: theory.context.LAYOUTS, unless some are given
+    seq: tokens
+    tile: most tokens of a tile of a rank's chunk; where any of a pair of tiles is visible, all of it is computed, and what is
+        computed for nothing is hatched
+    documents: their lengths; a token sees its own only, up to the dashed lines
+    order: "sequence", or "ranks": by rank, so that a block of rows and columns is what a rank does in one hop
+
+    Raises ValueError for unknown names, a seq without equal shards, and lengths that don't add up.
     """
     layouts = layouts or context.LAYOUTS
     found = [scores(layout, seq, tile, documents, order) for layout in layouts]

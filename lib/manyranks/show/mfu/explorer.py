@@ -126,7 +126,7 @@ class Used(
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 a setting is a few numbers
     def limiting(self) -> tuple[str, str]:
-        """Returns the part of the budget that limits, the longest beside matmuls unless these wait for memory; a sentence."""
+        """Returns what limits, and a sentence: the longest part of the budget but matmuls, unless these wait for memory."""
         budget, operators = _spent(self.scenario)
         longest = max((each for each in operators.values() if each.flops), key=lambda each: each.seconds - each.overhead)
         part, whole, ridge = max([*_LIMITS][1:], key=budget.get), sum(budget.values()), units.short(self.roof.ridge)

@@ -89,7 +89,7 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
 
     @property
     def part(self) -> str:
-        """The part of the step that limits: the longest one beside compute, unless that is short."""
+        """The part of the step that limits: the longest one apart from compute, unless that is short."""
         time = self.scenario.time
         return time.limit if time.parts[time.limit] > MUCH * time.seconds else "compute"
 
@@ -249,7 +249,7 @@ class Plans(Board):
             raise ValueError(f"{error}; “{TAKEN[0]}” loads the planner's best") if found else error from error
         own = kept(now.scenario.plan)
         named = {_numbered(k, found): each for k, each in enumerate(found)}
-        others = [(_beside(f"{name}: ", each.plan, own), now.taking(each.plan)) for name, each in named.items()]
+        others = [(_label_of_plan(f"{name}: ", each.plan, own), now.taking(each.plan)) for name, each in named.items()]
         others = others or [(f"with {now.change(each)}", each) for each in now.near()]
         self._show_axes(now)
         self._show_memory(now)
@@ -294,7 +294,7 @@ class Plans(Board):
         return idle | {"ep": values["ep"] == 1 and not SHAPES[values["model"]].experts}
 
 
-def _beside(name: str, plan: Plan, own: str) -> str:
+def _label_of_plan(name: str, plan: Plan, own: str) -> str:
     """A plan's degrees, and what else of it isn't as in `own`."""
     others, plain = ", ".join(part for part in kept(plan).split(", ") if part not in own), name + degrees(plan)
     if not others:

@@ -302,11 +302,11 @@ def layouts(named: Mapping[str, Sequence[Neighbor]]) -> style.Figure:
     fig, panels = style.figure(1, len(named), 9.2, sum(heights), height_ratios=heights)
     for (name, rows), axes in zip(named.items(), panels, strict=True):
         steps = Steps(axes, name, [row.name for row in rows])
-        steps.show([row.time for row in rows], [_beside(row, rows[0]) for row in rows], 0, 2 * rows[0].time.seconds)
+        steps.show([row.time for row in rows], [_label_of_step(row, rows[0]) for row in rows], 0, 2 * rows[0].time.seconds)
     return fig
 
 
-def _beside(row: Neighbor, first: Neighbor) -> str:
+def _label_of_step(row: Neighbor, first: Neighbor) -> str:
     if row.time is None:
         return "not possible: " + textwrap.shorten(row.impossible, 40, placeholder=" …")
     same = "" if row is first else " (as long)"

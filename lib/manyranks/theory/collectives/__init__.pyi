@@ -11,5 +11,5 @@ from .timing import crossover as crossover
 from .timing import least_bytes as least_bytes
 from .timing import round_count as round_count
 from .timing import seconds as seconds
-from .topology import torus_seconds as torus_seconds
+from .timing import torus_seconds as torus_seconds
 from .traffic import sent_bytes as sent_bytes

@@ -17,10 +17,12 @@ Algorithm = Callable[[Group], Rounds]
 
 
 def rounds(op: str, elements: int, n: int, algorithm: str | None = None, root: int = 0, node: int | None = None) -> Rounds:
-    """The messages of a collective, round by round; a round's messages are on the wire at the same time.
+    """Lists the messages of a collective, round by round; a round's messages are on the wire at the same time.
 
-    elements: of the whole tensor; root: position in the group, used by the operations that have one and by the all_reduce that
-    goes through one (tree, naive); node: ranks of a node, for "hierarchical" only: ranks 0 … node−1 are the first node's.
+    elements: of the whole tensor
+    root: position in the group, for operations that have one and for an all_reduce that goes through one (tree, naive)
+    node: ranks of a node, for "hierarchical" only: ranks 0 … node−1 are the first node's
+
     A chunk of no elements is a message of 0 elements. The chain broadcast is cut into n pieces. A ring has n(n−1) messages:
     for thousands of ranks ask sent_bytes and seconds.
     Raises ValueError for an unknown operation or algorithm, a size below 0, n below 1, and an n or a node that does not suit.

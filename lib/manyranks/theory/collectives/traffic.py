@@ -12,12 +12,15 @@ Sizes = list[int]
 def sent_bytes(
     op: str, elements: int, itemsize: int, n: int, algorithm: str | None = None, root: int = 0, node: int | None = None
 ) -> Sizes:
-    """Bytes of payload that rank 0, 1, … n−1 sends: the sum over the messages of rounds().
+    """Counts the bytes of payload that rank 0, 1, … n−1 sends: the sum over the messages of rounds().
 
     elements: of the whole tensor, counted where it is whole: the input of all_reduce, reduce, reduce_scatter, broadcast and
-    scatter, the output of all_gather and gather, one rank's input of all_to_all. root: position in the group. node: ranks of a
-    node, for "hierarchical" only. algorithm: default a ring, where the operation has one. The pieces of a chain broadcast add
-    up to the same bytes however many they are.
+        scatter, the output of all_gather and gather, one rank's input of all_to_all
+    algorithm: default a ring, where the operation has one
+    root: position in the group
+    node: ranks of a node, for "hierarchical" only
+
+    The pieces of a chain broadcast add up to the same bytes however many they are.
     Raises ValueError for an unknown operation, an algorithm that it does not have, negative numbers, or an n or a node that
     does not suit.
     Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.

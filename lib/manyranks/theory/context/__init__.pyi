@@ -23,7 +23,6 @@ from .masks import window_work as window_work
 from .masks import work as work
 from .sends import VARIANTS as VARIANTS
 from .sends import all_gather as all_gather
-from .sends import calls as calls
 from .sends import latent_ring as latent_ring
 from .sends import ring as ring
 from .sends import ring_ulysses as ring_ulysses

@@ -54,9 +54,12 @@ def saved(
 class Peak(NamedTuple):
     """Bytes of one rank at the moment when ring attention holds the most.
 
-    own: queries, keys and values of its shard; positions: of keys of all ranks, and what its queries see; output: the output
-    and its log-sum-exp, in backward with their gradients and the queries'; in_use, arriving: two blocks of keys and values;
-    gradients: of blocks, summed, on their way or about to be; scratch: of a pair of tiles.
+    own: queries, keys and values of its shard
+    positions: of keys of all ranks, and what its queries see
+    output: the output and its log-sum-exp, in backward with their gradients and the queries'
+    in_use, arriving: two blocks of keys and values
+    gradients: of blocks, summed, on their way or about to be
+    scratch: of a pair of tiles
     """
 
     own: int
@@ -111,9 +114,16 @@ def buffers(block: int, gradients: int, n: int, variant: str = "ring") -> int:
 
 
 class Tile(NamedTuple):
-    """Bytes of what a pair of tiles needs. rows: a tile of queries, or of output; scores: a pair's; row: a number for each row;
-    keys: a tile's keys and values in the precision of sums, where they are not; mask: of a pair; cut: whether rows of several
-    heads must be copied to stand together; many: whether a tile of queries looks at several of keys."""
+    """Bytes of what a pair of tiles needs.
+
+    rows: a tile of queries, or of output
+    scores: a pair's
+    row: a number for each row
+    keys: a tile's keys and values in the precision of sums, where they are not
+    mask: of a pair
+    cut: whether rows of several heads must be copied to stand together
+    many: whether a tile of queries looks at several of keys
+    """
 
     rows: int
     scores: int

@@ -1,18 +1,17 @@
 """The messages of one rank for one layer's attention, forward and backward: ring, all-gather, Ulysses, ring × Ulysses.
 
-messages is the one list of all variants; calls gives it the sizes of a plan, as theory.step does. All others take the
-sizes of the whole attention: b sequences of s tokens, a query heads, g key/value heads of D numbers, on N ranks that
-have s/N tokens each. Bytes are what a rank sends, in the order of theory.tensor's Calls. Key/value gradients travel in
-the precision of their sums, `accumulating` bytes a number: by default 4, or 8 where the inputs have 8. Transformer
-Engine's ring sends them in the keys' own precision (p2p_comm_buffers in its context_parallel.py): accumulating=2.
+calls.attention lists them for all variants. Functions here take the sizes of the whole attention: b sequences of s tokens, a
+query heads, g key/value heads of D numbers, on N ranks that have s/N tokens each. Bytes are what a rank sends, in the order of
+theory.calls.Calls. Key/value gradients travel in the precision of their sums, `accumulating` bytes a number: by default 4, or 8
+where the inputs have 8. Transformer Engine's ring sends them in the keys' own precision (p2p_comm_buffers in its
+context_parallel.py): accumulating=2.
 """
 
 from typing import NamedTuple
 
 from manyranks.theory import checks, tensor
-from manyranks.theory.architecture import ModelShape
-from manyranks.theory.calls import BACKWARD, HALF, SUMS, Call, Passes, counted
-from manyranks.theory.plan import Local, multiples
+from manyranks.theory.calls import BACKWARD, Call, Passes, attention, counted
+from manyranks.theory.plan import multiples
 
 
 class Sizes(NamedTuple):
@@ -53,46 +52,6 @@ def sizes_of(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n:
     return found
 
 
-def messages(
-    variant: str, n: int, queries: float, block: float, read: float, itemsize: int, sums: int, hops: int | None = None
-) -> list[Call]:
-    """Lists the calls of one layer's attention on n ranks.
-
-    queries: numbers of a rank's queries, and of its output
-    block: numbers of the keys and values that travel from rank to rank
-    read: numbers of the keys, and of the values, that Ulysses sends, copies for ranks that share a head among them
-    itemsize: bytes of all these
-    sums: bytes of a gradient that is summed on its way
-    hops: that a ring makes; by default N − 1
-    A ring: while a rank computes on its own block, the next one travels already. From the second block on, the
-    gradients that a rank finds for another's block travel under the block after it, and home after the last. Both make
-    N − 1 messages. Sources: arXiv 2310.01889, section 3; Llama 3, arXiv 2407.21783, section 3.3.2 (all-gather); arXiv
-    2309.14509, section 3 (Ulysses).
-    """
-    if n == 1:
-        return []
-    if variant == "ulysses":  # queries and the output, keys and values
-        there = [Call("cp", "all_to_all", each, itemsize, times=2) for each in (queries, read)]
-        return there + [call._replace(when=BACKWARD) for call in there]
-    if variant == "all-gather":
-        gather = Call("cp", "all_gather", n * block, itemsize)
-        return [gather, gather._replace(when=BACKWARD), Call("cp", "reduce_scatter", n * block, sums, BACKWARD)]
-    hops = range(n - 1 if hops is None else hops)
-    keys = [Call("cp", "send", block, itemsize, hop=k) for k in hops]
-    gradients = [Call("cp", "send", block, sums, BACKWARD, hop=k + 2) for k in hops]
-    return keys + [call._replace(when=BACKWARD) for call in keys] + gradients
-
-
-def calls(shape: ModelShape, plan: Local) -> list[Call]:
-    """Lists what a rank sends of one micro-batch in one layer, in 16 bits, and gradients' sums in 32; with latent attention
-    the compressed keys and values travel."""
-    T, t = plan.rank_tokens, plan.tp
-    heads = shape.heads if plan.framework.repeats_keys else max(shape.kv_heads, t)
-    block = shape.latent.kv_rank + shape.latent.rope_size if shape.latent else 2 * heads * shape.head_size / t
-    read = T * (shape.head_size * max(shape.kv_heads, t * plan.cp)) / t  # copies, where there are more ranks
-    return messages(plan.context, plan.cp, T * shape.query_size / t, T * block, read, HALF, SUMS)
-
-
 def ring(
     batch: int,
     seq: int,
@@ -122,7 +81,7 @@ def latent_ring(
     Raises ValueError as sizes_of does.
     """
     one, sums = sizes_of(batch, seq, 1, 1, kv_rank + rope_size, n), gradient_size(itemsize, accumulating)
-    return counted(messages("ring", n, 0, one.keys, 0, itemsize, sums), n)
+    return counted(attention("ring", n, 0, one.keys, 0, itemsize, sums), n)
 
 
 def states(batch: int, heads: int, key_size: int, value_size: int, n: int, itemsize: int = 4) -> Passes:
@@ -159,7 +118,7 @@ def ulysses(
 def _counted(variant: str, one: Sizes, read: int, itemsize: int, accumulating: int | None, hops: int | None = None) -> Passes:
     """Counts the bytes of a variant's messages. read: key/value heads that a rank sends in Ulysses."""
     sums, read_elements = gradient_size(itemsize, accumulating), one.shard * read * one.head_size
-    return counted(messages(variant, one.n, one.queries, 2 * one.keys, read_elements, itemsize, sums, hops), one.n)
+    return counted(attention(variant, one.n, one.queries, 2 * one.keys, read_elements, itemsize, sums, hops), one.n)
 
 
 def read_heads(heads: int, kv_heads: int, n: int) -> int:

@@ -8,7 +8,7 @@ FLOP/s, β the bytes/s of one rank's messages.
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
-from manyranks.theory import checks, kernels, network
+from manyranks.theory import calls, checks, kernels, network
 from manyranks.theory.calls import BACKWARD, FORWARD, HALF, SUMS
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.context import masks, sends
@@ -72,7 +72,7 @@ def hops(
     counts = masks.in_step(masks.work(seq, n, layout, causal, tile)).hops
     compute = {scores: _kernel_seconds(one, scores, backward, itemsize, cluster, constants) for scores in set(counts)}
     sums, route = sends.gradient_size(itemsize, accumulating), cluster.route(n, stride)
-    sent = sends.messages("ring", n, one.queries, 2 * one.keys, one.keys, itemsize, sums)
+    sent = calls.attention("ring", n, one.queries, 2 * one.keys, one.keys, itemsize, sums)
     sent = [call for call in sent if call.when == (BACKWARD if backward else FORWARD)]
     return Hops(tuple(compute[scores] for scores in counts), network.hops(sent, route, constants))
 
@@ -91,9 +91,15 @@ def _kernel_seconds(
 class Pass(NamedTuple):
     """Forward or backward, in seconds.
 
-    own: of each rank in each hop; under: what travels under each hop; hops: of the slowest rank in each; late: how much longer
-    its message takes; before: what travels before all else. computing: of the mean rank; slower: what that waits for slower
-    ones; messages: what nothing hides; seconds: all of it
+    own: of each rank in each hop
+    under: what travels under each hop
+    hops: of the slowest rank in each
+    late: how much longer its message takes
+    before: what travels before all else
+    computing: of the mean rank
+    slower: what that waits for slower ones
+    messages: what nothing hides
+    seconds: all of it
     """
 
     own: Sequence[Sequence[float]]

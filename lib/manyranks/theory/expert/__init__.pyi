@@ -3,7 +3,6 @@ from . import load as load
 from . import sends as sends
 from .chances import Copies as Copies
 from .chances import Way as Way
-from .chances import calls as calls
 from .chances import one_hop_copies as one_hop_copies
 from .chances import travel as travel
 from .chances import two_hops_copies as two_hops_copies

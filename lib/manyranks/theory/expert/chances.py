@@ -7,13 +7,12 @@ each: DeepSeek-V3's groups are the experts of a node, arXiv 2412.19437, section 
 import math
 from typing import NamedTuple
 
-from manyranks.theory import checks, network
+from manyranks.theory import calls, checks, network
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.calls import BACKWARD, FORWARD, HALF, Call
+from manyranks.theory.calls import FORWARD
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT
-from manyranks.theory.layer import sent_bytes
-from manyranks.theory.plan import Local, Plan
+from manyranks.theory.plan import Plan
 
 
 class Copies(NamedTuple):
@@ -37,22 +36,6 @@ def travel(shape: ModelShape, ranks: int, inside: int, hops: int = 2) -> Copies:
     if hops == 1:
         return Copies(shape.top_k * (1 / nodes - 1 / ranks), shape.top_k * (1 - 1 / nodes))
     return Copies(shape.top_k * (1 - 1 / inside), other_nodes(shape, nodes) if nodes > 1 else 0.0)
-
-
-def calls(shape: ModelShape, plan: Local, inside: int, imbalance: float = 1.0, hops: int = 2) -> list[Call]:
-    """Lists a rank's calls of one micro-batch in one layer: tokens to their experts and back; backward gradients as well.
-
-    With sequence parallelism each tensor-parallel rank sends its own T/t tokens. They leave in the recipe's bytes,
-    results come back in 16 bits.
-    inside: expert-parallel ranks of a node
-    imbalance: copies that come to the fullest rank ÷ what would come under a balanced load: all wait for its messages,
-        there and back; its node is taken to be as full as itself
-    """
-    if plan.ep == 1:
-        return []
-    copies, row = travel(shape, plan.ep, inside, hops), imbalance * plan.split_tokens * shape.hidden
-    own, far, sizes = copies.inside * row, copies.between * row, (sent_bytes(plan), HALF)
-    return [Call("ep", "all_to_all", own, size, when, far=far) for when in (FORWARD, BACKWARD) for size in sizes]
 
 
 def other_nodes(shape: ModelShape, nodes: float) -> float:
@@ -112,7 +95,8 @@ def way(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float = 1.0,
         return Way()
     route = cluster.route(plan.ep, plan.expert_tp)
     _shape(shape.experts, shape.top_k, plan.ep, plan.ep // route.inside, shape.expert_groups, shape.groups_per_token)
-    sent = [call for call in calls(shape, plan, route.inside, imbalance, hops) if call.when == FORWARD]
+    copies = travel(shape, plan.ep, route.inside, hops)
+    sent = [call for call in calls.experts(shape, plan.layer_plan, copies, imbalance) if call.when == FORWARD]
     seconds = network.seconds(sent, {"ep": route}, DEFAULT)["ep", FORWARD]
     return Way(sum(call.bytes for call in sent), sum(call.itemsize * call.far for call in sent), seconds)
 

@@ -4,7 +4,7 @@ holds: a rank's parameters, tensor by tensor, and bytes of its states; sends: by
 thousands of accelerators on as many ranks as a laptop has.
 
 About what a plan should be: tokens and formulas: the fewest tokens per GPU that let an axis hide its communication;
-rules: the lectures' rules of thumb beside the planner; verdict: can a plan be at all.
+rules: the lectures' rules of thumb next to the planner; verdict: can a plan be at all.
 """
 
 from manyranks import lazy

@@ -18,11 +18,10 @@ data parallelism and t < f·β/R for tensor parallelism, for one pass through an
 import math
 from typing import NamedTuple
 
-from manyranks.theory import checks, expert, flops, network, stages, tensor
+from manyranks.theory import calls, checks, expert, flops, network, stages
 from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.calls import HALF, SUMS
 from manyranks.theory.cluster import Cluster, Route
-from manyranks.theory.context.sends import messages
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.names import one_of
@@ -124,16 +123,16 @@ def _copied(shape: ModelShape, t: int) -> float:
 
 def _gathers(shape: ModelShape) -> int:
     """A layer's four forward and, with its inputs once more, six backward (half of it where attention and MLP run side by
-    side), the embedding's two, and the head's three: tensor.calls."""
+    side), the embedding's two, and the head's three: calls.tensor."""
     counts = {"dense": shape.layers, "embedding": 1, "head": 1}
-    return sum(times * call.times for part, times in counts.items() for call in tensor.calls(shape, Plan().local, part))
+    return sum(times * call.times for part, times in counts.items() for call in calls.tensor(shape, Plan().layer_plan, part))
 
 
 def _context(shape: ModelShape, route: Route, constants: Constants) -> Sent:
-    """Times context.messages of one token's keys and values; context.least_shard has the same for one hop."""
+    """Times calls.attention of one token's keys and values; context.least_shard has the same for one hop."""
     c = shape.latent
     elements = c.kv_rank + c.rope_size if c else 2 * shape.kv_size
-    sent = messages("ring", route.ranks, 0, elements, 0, HALF, SUMS)
+    sent = calls.attention("ring", route.ranks, 0, elements, 0, HALF, SUMS)
     empty = constants.overhead + route.pair.latency
     hops, size = len({(call.when, call.hop) for call in sent}), sum(call.bytes for call in sent)
     return Sent(shape.layers * hops * empty, shape.layers * size / _bandwidth(route.pair, constants))

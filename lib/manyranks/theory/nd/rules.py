@@ -1,4 +1,4 @@
-"""The lectures' rules of thumb as a function, beside what the planner finds for the same model on the same cluster.
+"""The lectures' rules of thumb as a function, next to what the planner finds for the same model on the same cluster.
 
 A rule fixes the degrees. The rest (the micro-batch, recomputation, stages per rank) is chosen as well for the rule as
 for the planner, so that two plans differ by their regimes and not by care.
@@ -10,7 +10,7 @@ about 100; context parallelism from 16K tokens on).
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from manyranks.theory import checks, memory, planner, published
+from manyranks.theory import checks, memory, planner, tables
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, clusters
 from manyranks.theory.plan import Plan
@@ -162,8 +162,8 @@ SMALL_MOE = ModelShape("gpt2-moe", 12, 768, 3072, 12, 50257, experts=8, top_k=2,
 
 def _case(row: dict[str, str]) -> Case:
     """Reads a case. choices: fields of Plan. 405B has 126 layers and two more places: arXiv 2407.21783, section 3.3.2."""
-    choices = {name: published.value(text) for name, text in published.pairs(row["choices"]).items()}
+    choices = {name: tables.value(text) for name, text in tables.pairs(row["choices"]).items()}
     return Case(row["name"], row["model"], row["cluster"], *(int(row[name]) for name in ("gpus", "seq", "batch")), choices)
 
 
-CASES = tuple(map(_case, published.rows("regimes")))
+CASES = tuple(map(_case, tables.rows("regimes")))

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from manyranks.theory import collectives, context, tensor
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.calls import Calls, Passes
 from manyranks.theory.nd import holds
 from manyranks.theory.nd.holds import At, Row
 from manyranks.theory.plan import Plan
 from manyranks.theory.stages import Stage, stages_of
-from manyranks.theory.tensor import Calls, Passes
 
 Orders = Mapping[int, str]  # by stage, the kinds of its actions: F, B, I, W
 

@@ -112,9 +112,12 @@ def crossing(axis: str, shape: ModelShape, cluster: Cluster, degree: int, consta
 
 
 class Check(NamedTuple):
-    """Crossings of one axis, in tokens per GPU. sheet, ideal: by the formula and by step.estimate, on a machine that reaches
-    its data sheet and has no latency. formula, real: the same two on the real one, where step.estimate also charges what
-    kernels move. agreement: on the ideal machine, step.estimate's ratio ÷ the formula's, with about COMPARED tokens."""
+    """Crossings of one axis, in tokens per GPU.
+
+    sheet, ideal: by the formula and by step.estimate, on a machine that reaches its data sheet and has no latency
+    formula, real: the same two on the real one, where step.estimate also charges what kernels move
+    agreement: on the ideal machine, step.estimate's ratio ÷ the formula's, with about COMPARED tokens
+    """
 
     axis: str
     degree: int

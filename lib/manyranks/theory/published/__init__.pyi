@@ -1,3 +1,5 @@
+from manyranks.theory.tables import rows as rows
+
 from . import context as context
 from . import conversions as conversions
 from . import error_bars as error_bars
@@ -10,7 +12,3 @@ from . import mfu as mfu
 from . import one_gpu as one_gpu
 from . import steps as steps
 from .error_bars import confidence as confidence
-
-def rows(name: str) -> list[dict[str, str]]: ...
-def value(text: str) -> int | bool | str: ...
-def pairs(text: str) -> dict[str, str]: ...

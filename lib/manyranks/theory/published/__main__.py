@@ -1,4 +1,4 @@
-"""Prints every published table beside what the theory says: `python -m manyranks.theory.published`."""
+"""Prints every published table next to what the theory says: `python -m manyranks.theory.published`."""
 
 from manyranks.theory import kernels
 from manyranks.theory.kernels import Constants

@@ -6,7 +6,7 @@ Each check gives rows of (what, computed, published, tolerance), the tolerance a
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from manyranks.theory import flops, memory, published
+from manyranks.theory import flops, memory, tables
 from manyranks.theory.plan import Plan
 from manyranks.theory.published import context, mfu, steps
 from manyranks.theory.shapes import models
@@ -38,7 +38,7 @@ def checks() -> list[Check]:
 
 def zero_table1() -> Iterator[Check]:
     """arXiv 1910.02054, Table 1: gigabytes a device of 10⁹ bytes. 0.12 is printed for 0.117."""
-    for row in published.rows("zero_table1"):
+    for row in tables.rows("zero_table1"):
         phi, ranks, printed = float(row["params_B"]) * 1e9, int(row["dp_degree"]), float(row["GB_per_device"])
         states = memory.model_states(phi, Plan(dp=ranks, zero=STAGES[row["stage"]]))
         tolerance = 0.03 if printed == 0.12 else 0.01
@@ -48,7 +48,7 @@ def zero_table1() -> Iterator[Check]:
 def bytes_per_parameter() -> Iterator[Check]:
     """Megatron-LM's three recipes, whole and with its distributed optimizer on 64 ranks."""
     recipes = {"fp16": "fp16-fp32-gradients", "bf16": "bf16-fp32-gradients", "fp32": "fp32"}
-    for row in published.rows("megatron_bytes_per_param"):
+    for row in tables.rows("megatron_bytes_per_param"):
         for zero, column in ((0, "replicated_bytes"), (1, "distributed_optimizer_bytes")):
             plan = Plan(dp=64, zero=zero, precision=recipes[row["param_dtype"]])
             own, _, shared = row[column].partition("+")
@@ -74,10 +74,10 @@ def utilizations() -> Iterator[Check]:
 
 def llama3() -> Iterator[Check]:
     """arXiv 2407.21783, Tables 3 and 4: parameters, GPUs of each layout, tokens of a batch."""
-    for row in published.rows("llama3_architecture"):
+    for row in tables.rows("llama3_architecture"):
         size, parameters = row["model"], int(row["parameters"])
         yield Check("Llama 3 Table 3", f"{size}, parameters", models[f"llama3-{size.lower()}"].parameters, parameters, 0.0)
-    for run, row in zip(steps.llama3(), published.rows("llama3_table4"), strict=True):
+    for run, row in zip(steps.llama3(), tables.rows("llama3_table4"), strict=True):
         name = f"{row['gpus']} GPUs, {row['seq']} tokens"
         yield Check("Llama 3 Table 4", f"{name}: GPUs", run.plan.gpus, float(row["gpus"]), 0.0)
         yield Check("Llama 3 Table 4", f"{name}: tokens", run.plan.tokens, 2**24, 0.0)
@@ -85,7 +85,7 @@ def llama3() -> Iterator[Check]:
 
 def deepseek() -> Iterator[Check]:
     """ "Insights into DeepSeek-V3", Table 4: FLOP/s with the whole score matrix and with its causal half; parameters."""
-    table = {row["metric"]: float(row["MPFT"]) for row in published.rows("deepseek_isca_step_breakdown")}
+    table = {row["metric"]: float(row["MPFT"]) for row in tables.rows("deepseek_isca_step_breakdown")}
     shape = models["deepseek-v3"]
     for row in mfu.deepseek():
         each = flops.per_token(shape, 4096, row.convention) * row.tokens_per_second / row.chips

@@ -1,10 +1,10 @@
-"""DeepSeek-V3's training step by phases beside what was measured, and other ways to lay it out on the same GPUs."""
+"""DeepSeek-V3's training step by phases next to what was measured, and other ways to lay it out on the same GPUs."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from manyranks.theory import communicate, compute, data_parallel, memory, pace, pipeline, published, stages, states, step
+from manyranks.theory import communicate, compute, data_parallel, memory, pace, pipeline, stages, states, step, tables
 from manyranks.theory.memory import Peak
 from manyranks.theory.pace import ForwardBackward
 from manyranks.theory.plan import Plan
@@ -30,12 +30,12 @@ class Phase(NamedTuple):
 
 
 def phases() -> list[Phase]:
-    """DeepSeek-V3's step, from its configuration alone, beside "Insights into DeepSeek-V3" (arXiv 2505.09343), Table 4.
+    """DeepSeek-V3's step, from its configuration alone, next to "Insights into DeepSeek-V3" (arXiv 2505.09343), Table 4.
 
     How often a rank does what: pipeline.dualpipe_actions. The table does not name its rank: we take the one that has
     the most to do, which is the first. It has both ends of the model, with the head and with the module that predicts
     one more token, so that all others wait for it, and their bubble is longer. It also fits better than the mean, which
-    stands beside.
+    is given, too.
 
     The sum is larger than step.estimate, which takes all micro-batches for halves of pairs and hides gradients under the last
     backward: by what lone passes wait for their all-to-alls, and by the gradients.
@@ -47,7 +47,7 @@ def phases() -> list[Phase]:
     whole = sum(first.values()) + time.bubble + time.pipeline
     means = {phase: sum(each[phase] for each in ranks) / len(ranks) for phase in first}
     both = [each | {"bubble": whole - sum(each.values())} for each in (first, means)]
-    printed = published.rows("deepseek_isca_step_breakdown")
+    printed = tables.rows("deepseek_isca_step_breakdown")
     said = {line["metric"].removesuffix(" (s)"): (float(line["MPFT"]), line["reason"]) for line in printed}
     return [Phase(name, *(each[name] for each in both), *said[name]) for name in PHASES]
 
@@ -68,8 +68,8 @@ def _work(time: StepTime, rank: int) -> dict[str, float]:
 
 
 def _update(time: StepTime, rank: int) -> float:
-    """Gradients and parameters travel with nothing to hide behind, beside the optimizer."""
-    held = states.hold(stages.deal(time.shape, time.plan.layout))
+    """Gradients and parameters travel with nothing to hide behind, and the optimizer steps."""
+    held = states.hold(stages.deal(time.shape, time.plan.stage_plan))
     rows = states.rows(held, time.shape, time.plan)
     timed = communicate.timed(rows, compute.speeds(time.cluster, time.constants))
     alone = [(held.ranks[rank], 0.0, 0.0)]

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from manyranks.theory import published
+from manyranks.theory import tables
 
 DAY, HOUR = 86400, 3600
 
@@ -30,7 +30,7 @@ def interruptions() -> list[Cause]:
     """
     return [
         Cause(row["component"], row["category"], int(row["count"]), float(row["share_pct"]) / 100)
-        for row in published.rows("llama3_interruptions")
+        for row in tables.rows("llama3_interruptions")
     ]
 
 
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
 def runs() -> list[Run]:
     """Reads the published runs."""
-    return [Run(*row.values()) for row in published.rows("failure_runs")]
+    return [Run(*row.values()) for row in tables.rows("failure_runs")]
 
 
 _LLAMA3 = runs()[0]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from manyranks.theory import memory, published, step
+from manyranks.theory import memory, step, tables
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, clusters
 from manyranks.theory.memory import Peak
@@ -47,7 +47,7 @@ def layouts() -> list[Layout]:
     one is there, for another network than ours joins them.
     """
     runs = {row.name: row for row in (*steps.llama3(), *steps.megascale(), *steps.deepseek())}
-    return [_layout(row, runs) for row in published.rows("layouts")]
+    return [_layout(row, runs) for row in tables.rows("layouts")]
 
 
 def _layout(row: dict[str, str], runs: dict[str, steps.Row]) -> Layout:
@@ -61,8 +61,11 @@ def _layout(row: dict[str, str], runs: dict[str, steps.Row]) -> Layout:
 
 
 class Neighbor(NamedTuple):
-    """A layout beside a published one. fits: in the memory, with no more recomputation than plan says; impossible: why there is
-    no such plan, and nothing else then."""
+    """A layout next to a published one.
+
+    fits: in the memory, with no more recomputation than plan says
+    impossible: why there is no such plan; all else is empty then
+    """
 
     name: str
     plan: Plan | None = None
@@ -74,7 +77,7 @@ class Neighbor(NamedTuple):
 
     @property
     def limit(self) -> str:
-        """The part that it has most of beside computing, or why it cannot be."""
+        """The part that it has most of apart from computing, or why it cannot be."""
         return self.impossible or (self.time.limit if self.fits else "memory")
 
 

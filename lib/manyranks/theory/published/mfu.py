@@ -1,4 +1,4 @@
-"""Published utilizations, each from its paper's own numbers under its paper's own convention, beside what is printed.
+"""Published utilizations, each from its paper's own numbers under its paper's own convention, next to what is printed.
 
 Shares of the peak, not percent. A paper's number depends on what it counts: theory.flops.CONVENTIONS. Beside that
 stands the same run in this course's own convention, "causal".
@@ -7,7 +7,7 @@ stands the same run in this course's own convention, "causal".
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from manyranks.theory import flops, published
+from manyranks.theory import flops, tables
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.hardware import accelerators
 from manyranks.theory.published import steps
@@ -15,9 +15,9 @@ from manyranks.theory.shapes import models
 
 PALM, DEEPSEEK = "PaLM Table 3", "DeepSeek-V3 (ISCA'25)"
 # Printed, and not what follows from the rest of the table: (run, "MFU" or "HFU") -> what follows.
-UNEXPLAINED = {(row["run"], row["quantity"]): row["why"] for row in published.rows("mfu_unexplained")}
+UNEXPLAINED = {(row["run"], row["quantity"]): row["why"] for row in tables.rows("mfu_unexplained")}
 # What code bases count, as conventions of flops.CONVENTIONS, and where that is seen.
-COUNTED_AS = {row["code"]: (row["convention"], row["source"]) for row in published.rows("mfu_counted_as")}
+COUNTED_AS = {row["code"]: (row["convention"], row["source"]) for row in tables.rows("mfu_counted_as")}
 
 
 class Row(NamedTuple):
@@ -59,7 +59,7 @@ def palm() -> Iterator[Row]:
     Gopher: 6N + 12LHQT with L = 80, H = 128 and Q = 128 (arXiv 2112.11446, Table 1); its relative positions have weights that
     ModelShape does not know. As this course counts: the same with half of the scores.
     """
-    table = {row["model"]: row for row in published.rows("palm_mfu")}
+    table = {row["model"]: row for row in tables.rows("palm_mfu")}
     yield from _palm(table["PaLM"], "palm-540b", "TPU v4")
     yield from _palm(table["MT-NLG"], "megatron-530b", "A100-80GB SXM")
     yield _gopher(table["Gopher"])
@@ -89,7 +89,7 @@ def _gopher(row: dict[str, str]) -> Row:
 def korthikanti() -> Iterator[Row]:
     """arXiv 2205.05198, Tables 3 and 5: MFU and HFU from its own times of a step, with selective recomputation."""
     # "530B with DP8 (2240 GPUs)" is "530B, DP 8" in steps.
-    rows = published.rows("korthikanti_iteration_times")
+    rows = tables.rows("korthikanti_iteration_times")
     table = {row["model"].split(" (")[0].replace(" with DP", ", DP "): row for row in rows}
     for run in steps.korthikanti():
         if run.plan.recompute == "selective":
@@ -105,7 +105,7 @@ def sc21() -> Iterator[Row]:
     """arXiv 2104.04473, Table 1: printed are FLOP/s with full recomputation, so a hardware utilization; tokens/s
     follow from its equation 3, and from these the MFU that it does not print.
     """
-    for run, row in zip(steps.sc21(), published.rows("megatron_sc21_table1"), strict=True):
+    for run, row in zip(steps.sc21(), tables.rows("megatron_sc21_table1"), strict=True):
         seq, chips, each = run.plan.seq, run.plan.gpus, run.measured * 1e12
         speed = each * chips / flops.hardware_per_token(run.shape, seq, run.recompute, run.counting)
         given, hfu = (run.shape, seq, speed, chips, _peak(run)), (each / _peak(run), _share(row["pct_peak_312"]))
@@ -117,7 +117,7 @@ def llama3() -> Iterator[Row]:
     """arXiv 2407.21783, Table 4: FLOP/s, in whole TFLOP/s, and MFU. The paper has no tokens/s and does not say what it
     counts of attention; what tokens/s would be under a convention: implied_speed.
     """
-    for run, row in zip(steps.llama3(), published.rows("llama3_table4"), strict=True):
+    for run, row in zip(steps.llama3(), tables.rows("llama3_table4"), strict=True):
         mfu, printed = run.measured * 1e12 / _peak(run), _share(row["MFU_pct"])
         yield Row(run.table, run.name, run.plan.gpus, "H100", None, None, mfu, printed, source=row["source"])
 
@@ -134,7 +134,7 @@ def deepseek() -> Iterator[Row]:
 
     Products run in 8 bits, but the peak is for 16.
     """
-    table = {row["metric"]: row for row in published.rows("deepseek_isca_step_breakdown")}
+    table = {row["metric"]: row for row in tables.rows("deepseek_isca_step_breakdown")}
     (run,) = steps.deepseek()
     speed, chips = run.plan.tokens / run.measured, run.plan.gpus
     given = run.shape, run.plan.seq, speed, chips, _peak(run)

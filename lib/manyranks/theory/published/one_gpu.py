@@ -6,7 +6,7 @@ buffers: it is too short by them where a step has few tokens for many parameters
 
 from typing import NamedTuple
 
-from manyranks.theory import kernels, layer, memory, published, step
+from manyranks.theory import kernels, layer, memory, step, tables
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, clusters
 from manyranks.theory.kernels import DEFAULT
@@ -38,23 +38,23 @@ def mean_error(rows: list[Row]) -> float:
 
 def attentions(chip: str, kernel: str) -> list[Row]:
     """Lists the runs of one kernel on a chip of CHIPS, "flash-2" or "cudnn", forward and backward."""
-    found = published.rows(f"{chip.lower()}_attention")
+    found = tables.rows(f"{chip.lower()}_attention")
     return [_attention(row, clusters[CHIPS[chip]]) for row in found if row["kernel"] == kernel]
 
 
 def steps(chip: str) -> list[Row]:
     """Forward and backward of a step."""
     cluster, found = clusters[CHIPS[chip]], []
-    for row in published.rows(f"{chip.lower()}_steps"):
+    for row in tables.rows(f"{chip.lower()}_steps"):
         shape, plan, name = _run(row)
         found.append(Row("step", name, step.estimate(shape, plan, cluster).compute, 1e-3 * float(row["kernels_ms"])))
     return found
 
 
 def peaks(chip: str) -> list[Row]:
-    """Bytes that a step used at once, without what the allocator held beside them."""
+    """Bytes that a step used at once, without what the allocator held on top of them."""
     found = []
-    for row in published.rows(f"{chip.lower()}_steps"):
+    for row in tables.rows(f"{chip.lower()}_steps"):
         shape, plan, name = _run(row)
         used = memory.peak(shape, plan).total / (1 + plan.framework.reserved)
         found.append(Row("bytes", name, used, float(row["allocated"])))

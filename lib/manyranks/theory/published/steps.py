@@ -1,14 +1,14 @@
 """Published step times: what each run was, on what, what its authors measured, and what theory says of it.
 
-Each run is a row of a table beside this file. step_tables.csv says of each table what all its runs have in common, what we
-assume, and where it's from.
+Each run is a row of a table. step_tables.csv says of each table what all its runs have in common, what we assume, and where
+it's from.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
-from manyranks.theory import flops, published, step
+from manyranks.theory import flops, step, tables
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, clusters
 from manyranks.theory.kernels import DEFAULT, Constants
@@ -77,7 +77,7 @@ def of(table: str, fitted: bool = True) -> Iterator[Row]:
 
 def _row(table: str, about: dict[str, str], line: dict[str, str]) -> Row:
     plan, shape = plan_of(line), models[line["shape"]]
-    shape = replace(shape, **{name: published.value(text) for name, text in line.items() if name in _SIZES})
+    shape = replace(shape, **{name: tables.value(text) for name, text in line.items() if name in _SIZES})
     if shape.positions:  # learned, as many as a sequence has tokens
         shape = replace(shape, positions=plan.seq)
     return Row(
@@ -99,8 +99,8 @@ sc21, korthikanti, llama3, deepseek, megascale = (partial(of, table) for table i
 
 def lines(table: str) -> tuple[dict[str, str], list[dict[str, str]]]:
     """Reads what step_tables.csv says of a table; and its runs, each with what all have in common, without empty cells."""
-    about = next(row for row in published.rows("step_tables") if row["table"] == table)
-    common, found = published.pairs(about["common"]), published.rows(about["rows"])
+    about = next(row for row in tables.rows("step_tables") if row["table"] == table)
+    common, found = tables.pairs(about["common"]), tables.rows(about["rows"])
     if "key" in found[0]:  # one run, a line for each of its numbers
         found = [{line["key"]: line["value"] for line in found}]
     return about, [common | {name: text for name, text in line.items() if text} for line in found]
@@ -108,4 +108,4 @@ def lines(table: str) -> tuple[dict[str, str], list[dict[str, str]]]:
 
 def plan_of(line: dict[str, str]) -> Plan:
     """Makes the plan that a row describes: its columns are named after the plan's fields."""
-    return Plan(**{field.name: published.value(line[field.name]) for field in fields(Plan) if line.get(field.name)})
+    return Plan(**{field.name: tables.value(line[field.name]) for field in fields(Plan) if line.get(field.name)})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory.failures import young
 from manyranks.timeline.failures import Failure, History, poisson, survive
@@ -38,8 +38,8 @@ def failures(values, ranks, say):
             done = len(Path(folder, "done").read_text())
     again = sum(int(period.finished - period.started) for period in history.periods if period.kind == "lost")
     rows = (
-        Beside("steps done twice", again, done - _STEPS, "number"),
-        Beside("steps in all", _STEPS + again, done, "number"),
+        Compared("steps done twice", again, done - _STEPS, "number"),
+        Compared("steps in all", _STEPS + again, done, "number"),
     )
     return Small(f"{world.size} ranks, {_STEPS} steps, a save every {every}, {len(history.failures)} ranks killed", rows)
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.checkpoint_plan import run_plan
@@ -36,10 +36,10 @@ def checkpointing(values, ranks, say):
     layer, one = plans.chain_of(_SHAPE, _PLAN)[0], flops.forward(_SHAPE, _CONFIG.seq).layers * _CONFIG.seq / n
     chain = [layer] * n
     forwards = n if count else plans.run(chain, _plan(strategy, chain)).forwards - n
-    rows = [Beside("FLOPs computed again", forwards * one, again, "number")]
+    rows = [Compared("FLOPs computed again", forwards * one, again, "number")]
     if count or strategy == "keep everything":
         each = memory.layer_activations(_SHAPE, _PLAN) + plans.statistics(_SHAPE, _PLAN)
-        rows.insert(0, Beside("kept after forward", count * layer.output or n * each, kept))
+        rows.insert(0, Compared("kept after forward", count * layer.output or n * each, kept))
     return Small(f"{strategy}, {n} layers of one sequence on each of 2 ranks", tuple(rows))
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from manyranks.measure import machine, timing
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.measure.flops import WorkCounter
 from manyranks.small.ranks import OnRanks
 from manyranks.theory import flops
@@ -18,7 +18,7 @@ _REPEATS, _MOST = 5, 4  # sequences
 
 @OnRanks
 def mfu(values, ranks, say):
-    """A rank in float32: FLOPs of theory and of a counter, seconds beside those that the machine's roof allows, and the roof.
+    """A rank in float32: FLOPs of theory and of a counter, seconds next to those that the machine's roof allows, and the roof.
 
     A linear layer's product forward, a layer and a step of the course's GPT in both directions; micro-batches of 4 at most.
     """
@@ -36,8 +36,8 @@ def mfu(values, ranks, say):
     theory |= {"step": tokens * (3 * (one.layers + one.head) + again)}
     rows, points = [], []
     for name, (counted, moved, seconds) in measured.items():
-        rows.append(Beside(f"{name}: FLOPs", theory[name], counted, "flops"))
-        rows.append(Beside(f"{name}: time (theory: the roof's)", roof.seconds(counted, moved), seconds, "seconds"))
+        rows.append(Compared(f"{name}: FLOPs", theory[name], counted, "flops"))
+        rows.append(Compared(f"{name}: time (theory: the roof's)", roof.seconds(counted, moved), seconds, "seconds"))
         points.append((name, counted / moved, counted / seconds))
     used = tokens * flops.per_token(shape, c.seq) / measured["step"][2] / roof.peak
     what = f"{sequences} × {c.seq} tokens, h = {c.hidden}, float32: MFU of the step {used:.0%}"

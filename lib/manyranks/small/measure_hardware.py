@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.small.ranks import OnRanks, few
 
 _MOST = 2**24  # bytes
@@ -19,8 +19,8 @@ def hardware(values, ranks, say):
     sent = counted.sent_bytes or counted.payload_bytes
     messages = sum(call.op == "send" for call in counted.calls[0])
     rows = (
-        Beside("sent by a rank", (n - 1) * piece, max(sent.values())),
-        Beside("messages of a rank", n - 1, messages, "number"),
+        Compared("sent by a rank", (n - 1) * piece, max(sent.values())),
+        Compared("messages of a rank", n - 1, messages, "number"),
     )
     return Small(f"{n} pieces of {piece:,} bytes around a ring of {n} ranks of this machine", rows)
 

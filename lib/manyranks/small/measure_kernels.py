@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import torch
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.small.ranks import OnRanks
 from manyranks.theory import blocks
 
@@ -22,8 +22,8 @@ def kernels(values, ranks, say):
     sectors, moved = ranks(1).run(_count, stride, itemsize, tile)[0]
     n = 2 * tile
     rows = (
-        Beside("sectors of a warp", blocks.sectors(stride, itemsize=itemsize), sectors, "number"),
-        Beside("bytes of the product", blocks.product_bytes(n, n, n, tile, itemsize=itemsize), moved),
+        Compared("sectors of a warp", blocks.sectors(stride, itemsize=itemsize), sectors, "number"),
+        Compared("bytes of the product", blocks.product_bytes(n, n, n, tile, itemsize=itemsize), moved),
     )
     return Small(f"a warp, and a product of {n} × {n} in tiles of {tile}, with {itemsize} bytes per element", rows)
 

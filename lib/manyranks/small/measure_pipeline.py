@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.parallel.pipeline.program import Times, bubble, program
 from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import BACKWARD, Action, Pair, Schedule, named, singles
@@ -27,10 +27,10 @@ _kept: dict = {}  # on a rank: its pipeline
 
 @OnRanks
 def pipeline(values, ranks, say):
-    """A linear layer a stage on 2 to 8 ranks, with products beside it until F, I and W take as many FLOPs as the explorer says.
+    """A linear layer a stage on 2 to 8 ranks, with more products until F, I and W take as many FLOPs as the explorer says.
 
     The ranks' program is replayed by its FLOPs, and each message takes the explorer's time. Bubbles are in the explorer's units
-    beside a replay of the schedule's table; bytes beside 4·rows·width for each crossing.
+    next to a replay of the schedule's table; bytes next to 4·rows·width for each crossing.
     """
     names, p, m = list(dict.fromkeys((values["first"], values["second"]))), few(values["pp"]), values["m"]
     world, rows, takes = ranks(p), [], {kind: values[kind] for kind in "FIW"}
@@ -43,10 +43,10 @@ def pipeline(values, ranks, say):
         world.run(_first_step, schedule, takes | {"B": takes["I"] + takes["W"]})
         counted = world.measure(_step, flops=True)
         found = replay(counted.program, _ByWork(_UNIT * each, values["message"]))
-        rows.append(Beside(f"bubble, {written}", bubble(replay(program(schedule), times)), bubble(found), "number"))
+        rows.append(Compared(f"bubble, {written}", bubble(replay(program(schedule), times)), bubble(found), "number"))
         crossings = sum(a != b for a, b in pairwise(schedule.placement))
         sent = sum((counted.sent_bytes or counted.payload_bytes).values())
-        rows.append(Beside(f"sent by all, {written}", 2 * m * crossings * _ROWS * _WIDTH * 4, sent))
+        rows.append(Compared(f"sent by all, {written}", 2 * m * crossings * _ROWS * _WIDTH * 4, sent))
     size = f"{_ROWS * _WIDTH * 4:,} bytes"
     where = f"{p} ranks of this machine, {m} micro-batches of {size}; FLOPs and messages as F, I, W and message say"
     return Small(where, tuple(rows))
@@ -73,12 +73,12 @@ def _first_step(schedule: Schedule, takes: dict[str, float]) -> None:
     torch.manual_seed(0)
     layers = {stage: nn.Linear(_WIDTH, _WIDTH, bias=False) for stage in schedule.stages_of(dist.get_rank())}
     stages = {s: layer if s else nn.Sequential(nn.Embedding(2, _WIDTH), layer) for s, layer in layers.items()}
-    _kept["pipeline"] = Pipeline(stages, schedule, loss=F.mse_loss, pace=partial(_besides, takes))
+    _kept["pipeline"] = Pipeline(stages, schedule, loss=F.mse_loss, pace=partial(_other_products, takes))
     _step()
 
 
 @contextmanager
-def _besides(takes: dict[str, float], item: Action | Pair) -> Iterator[None]:
+def _other_products(takes: dict[str, float], item: Action | Pair) -> Iterator[None]:
     """Adds to an action what its layer's own products leave of its FLOPs: a forward has one, a backward two."""
     layers = sum(takes[each.kind] * _LAYERS - (2 if each.kind == BACKWARD else 1) for each in singles(item))
     torch.zeros(_ROWS, round(layers * _WIDTH)) @ torch.zeros(round(layers * _WIDTH), _WIDTH)

@@ -2,7 +2,7 @@
 
 import torch
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.tensor import parallelize
 from manyranks.small.ranks import OnRanks, few
@@ -31,8 +31,8 @@ def tensor(values, ranks, say):
     plan = Plan(tp=t, seq=_CONFIG.seq, microbatch=_SEQUENCES, flash=False, recompute="none", **how)
     kept = theory.saved(shape, plan, itemsize=2).total + _CONFIG.seq**2  # and the causal mask
     rows = (
-        Beside("a rank sends", theory.layer(tokens, shape.hidden, t, **how).both.bytes, sent),
-        Beside("a layer keeps, per rank", kept, max(world.run(_saved, how))),
+        Compared("a rank sends", theory.layer(tokens, shape.hidden, t, **how).both.bytes, sent),
+        Compared("a layer keeps, per rank", kept, max(world.run(_saved, how))),
     )
     where = f"a small GPT-2 layer on {t} ranks of this machine, in 16 bits, {tokens} tokens, nothing recomputed"
     return Small(where, rows)

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.parallel import collectives as library
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory.collectives import rounds, sent_bytes
@@ -29,8 +29,8 @@ def collectives(values, ranks, say):
     sent = counted.sent_bytes or counted.payload_bytes
     messages = sum(call.op == "send" for calls in counted.calls.values() for call in calls)
     rows = (
-        Beside("sent by the busiest rank", max(theory), max(sent.values())),
-        Beside("messages", sum(map(len, rounds(operation, _ELEMENTS, n, algorithm))), messages, "number"),
+        Compared("sent by the busiest rank", max(theory), max(sent.values())),
+        Compared("messages", sum(map(len, rounds(operation, _ELEMENTS, n, algorithm))), messages, "number"),
     )
     return Small(f"{operation} by {algorithm}, {4 * _ELEMENTS:,} bytes, {n} ranks of this machine", rows)
 

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.parallel.data_parallel import BucketedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.zero import ZeroOptimizer
@@ -36,9 +36,9 @@ def zero(values, ranks, say):
     theory = sharding.held(units if stage == 3 else [sum(units)], n, stage, **sizes)
     sent = sharding.sent(units, n, stage, 4, 4, replicas=n // k).total
     rows = (
-        Beside("parameters and gradients of a rank", theory.parameters + theory.gradients, max(each[0] for each in held)),
-        Beside("optimizer states of a rank", theory.states, max(each[1] for each in held)),
-        Beside("sent per rank per step", sent, max((counted.sent_bytes or counted.payload_bytes).values())),
+        Compared("parameters and gradients of a rank", theory.parameters + theory.gradients, max(each[0] for each in held)),
+        Compared("optimizer states of a rank", theory.states, max(each[1] for each in held)),
+        Compared("sent per rank per step", sent, max((counted.sent_bytes or counted.payload_bytes).values())),
     )
     return Small(f"{values['stage']} on {n} ranks of this machine, {sum(units):,} parameters in float32", rows)
 

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.parallel.expert import Experts, Routing, choose, one_hop, two_hops
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory import expert as theory
@@ -29,8 +29,8 @@ def expert(values, ranks, say):
         say(0.2 + 0.3 * hops, name)
         counted = world.measure(_layer, hops)
         most = max((counted.sent_bytes or counted.payload_bytes).values())
-        rows.append(Beside(f"sent by the busiest rank, {name}", max(sent.payload), most))
-    rows.append(Beside("a rank's whole experts", EXPERTS // n * 3 * HIDDEN * FFN * 4, max(held)))
+        rows.append(Compared(f"sent by the busiest rank, {name}", max(sent.payload), most))
+    rows.append(Compared("a rank's whole experts", EXPERTS // n * 3 * HIDDEN * FFN * 4, max(held)))
     loads = theory.of_ranks(theory.counts(routing, EXPERTS), n)
     where = f"{n} ranks of this machine, {NODES} nodes, etp = 1, {TOKENS} tokens per rank"
     where += f", fullest ÷ mean {theory.imbalance(loads):.2f}"

@@ -3,7 +3,7 @@
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.context import ATTENTION
 from manyranks.small.ranks import OnRanks, few
@@ -32,9 +32,9 @@ def context(values, ranks, say):
     kept = theory.saved(*sizes, n, itemsize=4, ulysses=u).total
     work, flops = theory.work(seq, n // u, layout, values["causal"], _TILE), counted.flops.values()
     rows = (
-        Beside("sent by a rank", messages.bytes, sent),
-        Beside("kept per rank for backward", kept, max(world.run(_kept, *how))),
-        Beside("work, slowest ÷ mean", theory.balance(work), n * max(flops) / sum(flops), "number"),
+        Compared("sent by a rank", messages.bytes, sent),
+        Compared("kept per rank for backward", kept, max(world.run(_kept, *how))),
+        Compared("work, slowest ÷ mean", theory.balance(work), n * max(flops) / sum(flops), "number"),
     )
     return Small(f"{n} ranks of this machine, {variant}, {seq:,} tokens, {_HEADS} query heads, {_KV_HEADS} key/value", rows)
 

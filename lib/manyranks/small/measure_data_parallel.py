@@ -2,7 +2,7 @@
 
 import torch
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.parallel.data_parallel import BucketedDataParallel, OverlappedDataParallel
 from manyranks.small.ranks import OnRanks, few
 from manyranks.training.config import GPTConfig
@@ -23,8 +23,8 @@ def data_parallel(values, ranks, say):
     counted = world.measure(_step)
     sent = max((counted.sent_bytes or counted.payload_bytes).values())
     rows = (
-        Beside("sent per rank per step", 2 * (n - 1) * 4 * parameters / n, sent),
-        Beside("parameters and gradients of a rank", 8 * parameters, held),
+        Compared("sent per rank per step", 2 * (n - 1) * 4 * parameters / n, sent),
+        Compared("parameters and gradients of a rank", 8 * parameters, held),
     )
     return Small(f"{n} ranks of this machine, {parameters:,} parameters in float32", rows)
 

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from manyranks.measure.compared import Beside, Small
+from manyranks.measure.compared import Compared, Small
 from manyranks.parallel.mesh import Mesh
 from manyranks.small.ranks import OnRanks
 from manyranks.theory import Plan
@@ -27,12 +27,12 @@ def nd(values, ranks, say):
     world.run(_first_step, plan)
     say(0.7, "a step")
     counted = world.measure(_step)
-    rows = [Beside("sent, with headers", sum(theory.values()), (counted.sent_bytes or counted.payload_bytes)[0])]
+    rows = [Compared("sent, with headers", sum(theory.values()), (counted.sent_bytes or counted.payload_bytes)[0])]
     for group, shared in _groups(mesh).items():
         sent = sum(measurement.payload(call, 0) for call in counted.calls[0] if call.ranks == group)
         name = " and ".join(_NAMED[axis] for axis in shared)
-        rows.append(Beside(f"payload on {name}", sum(theory[axis] for axis in shared), sent))
-    rows.append(Beside("model states", of_rank(shape, plan).total, counted.results[0]))
+        rows.append(Compared(f"payload on {name}", sum(theory[axis] for axis in shared), sent))
+    rows.append(Compared("model states", of_rank(shape, plan).total, counted.results[0]))
     where = f"rank 0 of {plan.gpus} on this machine: {axes}, ZeRO-{plan.zero}, {plan.schedule}"
     return Small(f"{where}; {shape.parameters:,} parameters in float32", tuple(rows))
 
