@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import partition, sharding
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.partition import in_backward, learning
 from manyranks.parallel.parts import only_whole, saves
 from manyranks.parallel.same_order import Order
 from manyranks.parallel.shard import Origin, as_parts
 from manyranks.parallel.sharded import Sharded
-from manyranks.parallel.sharding import Group
 
 
 class Unit:

@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import replicas
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.shard import ShardParameter, as_gradient
-from manyranks.parallel.sharding import Group, Named, is_shard, wide
+from manyranks.parallel.sharding import Named, is_shard, wide
 
 Place = tuple[nn.Module, str]  # a module, and the attribute it has a parameter under
 

@@ -26,13 +26,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyranks.parallel import buckets, clipping, partition, replicas
-from manyranks.parallel.collectives.messages import wait
+from manyranks.parallel.collectives.messages import Group, wait
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.partition import by_name
 from manyranks.parallel.precision import Clip, Held, groups_of, states_of
 from manyranks.parallel.shard import Origin, check_elementwise
 from manyranks.parallel.sharding import (
-    Group,
     Named,
     Row,
     clip_grad_norm,

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import sharding
-from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.collectives.messages import Group, members
 from manyranks.parallel.context.checks import check_heads, fitting, groups, zeros_like
 from manyranks.parallel.context.layouts import Keys, Mask
-from manyranks.parallel.context.ring import Attention, Behind, Group, ring_attention
+from manyranks.parallel.context.ring import Attention, Behind, ring_attention
 from manyranks.parallel.parts import Conjugate
 
 

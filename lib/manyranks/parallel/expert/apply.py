@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import clipping, replicas, sharding
-from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.collectives.messages import Group, members
 from manyranks.parallel.expert import checks
-from manyranks.parallel.expert.dispatch import Experts, Group, in_slices, one_hop
+from manyranks.parallel.expert.dispatch import Experts, in_slices, one_hop
 from manyranks.parallel.expert.router import Router, move_biases, take_counts
 from manyranks.parallel.expert.two_hops import two_hops
 from manyranks.parallel.parts import (

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import clipping, sharding
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.parts import (
     Accumulating,
     matching,
@@ -34,7 +35,6 @@ from manyranks.parallel.tensor import checks, state
 from manyranks.parallel.tensor.cuts import (
     Column,
     Cut,
-    Group,
     Masks,
     Positions,
     Row,

@@ -35,9 +35,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyranks.parallel import sharding
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.parts import Conjugate, autocast
 from manyranks.parallel.tensor import overlapped
-from manyranks.parallel.tensor.cuts import Cut, Group, check_sequence, equal, rank, size
+from manyranks.parallel.tensor.cuts import Cut, check_sequence, equal, rank, size
 
 # What happens to activations where a parallel part begins and ends
 
