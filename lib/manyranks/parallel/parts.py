@@ -126,3 +126,16 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: Group = None) -> No
         dist.all_reduce(row, group=group)
         for grad, total in zip(own, row.split([g.numel() for g in own]), strict=True):
             grad.copy_(total.view_as(grad))
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], group: Group = None) -> None:
+    """Turns their gradients into the group's mean. A group of one rank sends nothing.
+
+    Raises ValueError as sum_gradients does.
+    """
+    parameters, n = list(parameters), dist.get_world_size(group)
+    if n > 1:
+        sum_gradients(parameters, group)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.div_(n)

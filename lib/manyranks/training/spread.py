@@ -16,7 +16,7 @@ from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.expert import ExpertParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel, Unit
 from manyranks.parallel.mesh import Here
-from manyranks.parallel.parts import sum_gradients
+from manyranks.parallel.parts import average_gradients, sum_gradients
 from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import Schedule
 from manyranks.parallel.pipeline.split import Stage
@@ -140,7 +140,7 @@ class Spread:
             self.pipeline.tie()
         stepped = self.stepped()
         if self._replicas and self.training.zero < 3:
-            _average([tensor for tensor, kind in stepped if not kind.expert], self._replicas)
+            average_gradients([t for t, kind in stepped if not kind.expert], self._replicas)
         for group in dict.fromkeys(kind.summed_over for _, kind in stepped):
             if group is not None:
                 sum_gradients([t for t, kind in stepped if kind.summed_over is group], group)
@@ -284,13 +284,6 @@ class Alone(nn.Module):
     def finish(self) -> None:
         if self._finish:
             self._finish()
-
-
-def _average(tensors: list[Tensor], group: Group) -> None:
-    sum_gradients(tensors, group)
-    for tensor in tensors:
-        if tensor.grad is not None:
-            tensor.grad /= dist.get_world_size(group)
 
 
 def _check(zero: int, experts: bool, wrapper: Wrapper) -> None:

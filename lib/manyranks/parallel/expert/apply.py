@@ -11,7 +11,7 @@ others than those that cut attention: see training.parallelize.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -27,10 +27,10 @@ from manyranks.parallel.expert.router import Router, move_biases, take_counts
 from manyranks.parallel.expert.two_hops import two_hops
 from manyranks.parallel.parts import (
     Accumulating,
+    average_gradients,
     matching,
     only_whole,
     saves,
-    sum_gradients,
 )
 from manyranks.parallel.tensor.cuts import Cut, equal
 
@@ -147,8 +147,8 @@ class ExpertParallel(Accumulating):
         if self._accumulates:
             return
         if self.reduces:
-            _average(self.dense_parameters(), self.group)
-            _average(self.expert_parameters(), self.replicas)
+            average_gradients(self.dense_parameters(), self.group)
+            average_gradients(self.expert_parameters(), self.replicas)
         if self._routers:
             self.load_LE = take_counts(self._routers)
             for group in self._counted:
@@ -255,12 +255,3 @@ def _hooked(parameter: nn.Parameter, hook: Callable) -> None:
     learns = parameter.requires_grad
     parameter.requires_grad_().register_hook(hook)
     parameter.requires_grad_(learns)
-
-
-def _average(parameters: Iterable[nn.Parameter], group: Group) -> None:
-    parameters, n = list(parameters), dist.get_world_size(group)
-    if n > 1:
-        sum_gradients(parameters, group)
-    for p in parameters:
-        if p.grad is not None:
-            p.grad.div_(n)
