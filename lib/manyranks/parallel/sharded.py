@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel import sharding
+from manyranks.parallel import clipping
 from manyranks.parallel.precision import Held, states_of
 
 
@@ -63,11 +63,11 @@ class Sharded(nn.Module):
         """
         if len({unit.group for unit in self.units}) > 1:
             raise ValueError(
-                "the units are sharded over different ranks: call sharding.clip_grad_norm "
+                "the units are sharded over different ranks: call clipping.clip_grad_norm "
                 "with all shards, and how many ranks hold each"
             )
         shards = [shard for unit in self.units for shard in unit.shards]
-        return sharding.clip_grad_norm(shards, most, self.units[0].group)
+        return clipping.clip_grad_norm(shards, most, self.units[0].group)
 
     def _apply(self, fn, recurse: bool = True):
         """Raises ValueError where .to(), .half() or .cuda() would change the shards."""

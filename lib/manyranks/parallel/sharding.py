@@ -9,7 +9,7 @@ way a rank sends (N − 1)/N of the row.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, pairwise
 
 import torch
 import torch.distributed as dist
@@ -181,31 +181,3 @@ def refuse_shards(named: Iterable[tuple[str, Tensor]], what: str) -> None:
                 f"{name} is this rank's shard of a fully sharded module: {what} would mix "
                 "up the ranks' shards; give it the parameters outside that module only"
             )
-
-
-@torch.no_grad()
-def clip_grad_norm(
-    shards: Iterable[Tensor],
-    most: float,
-    group: Group = None,
-    holders: Iterable[int] = repeat(1),
-) -> Tensor:
-    """Scales the shards' gradients so that the norm over all ranks is at most `most`.
-
-    holders: how many ranks have each shard
-    Returns the norm before. Raises ValueError for most below 0.
-    """
-    if not most >= 0:
-        raise ValueError(f"most={most}: give the largest norm that a gradient may have")
-    pairs = zip(shards, holders, strict=False)
-    grads = [(local(shard.grad), count) for shard, count in pairs if shard.grad is not None]
-    device = grads[0][0].device if grads else None
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for grad, count in grads:
-        total += grad.square().sum(dtype=torch.float64) / count
-    if dist.is_initialized() and dist.get_world_size(group) > 1:
-        dist.all_reduce(total, group=group)
-    norm = total.sqrt()
-    for grad, _ in grads:
-        grad.mul_((most / (norm + 1e-6)).clamp(max=1).to(grad.dtype))
-    return norm

@@ -34,7 +34,6 @@ from manyranks.parallel.shard import Origin, check_elementwise
 from manyranks.parallel.sharding import (
     Named,
     Row,
-    clip_grad_norm,
     reduce_scatter,
     refuse_shards,
     wide,
@@ -255,7 +254,7 @@ class ZeroOptimizer:
     def clip_grad_norm_(self, most: float) -> Tensor:
         """Clips all ranks' shards as torch.nn.utils does; before step. Returns the norm."""
         self._prepare()
-        return clip_grad_norm(self.shards(), most, self.group)
+        return clipping.clip_grad_norm(self.shards(), most, self.group)
 
     def step(self, scale: float = 1.0, clip: Clip | None = None) -> None:
         """Steps the shards; then all ranks have all parameters again.

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel import sharded, sharding
+from manyranks.parallel import clipping, sharded
 from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.context import ContextParallel
 from manyranks.parallel.data_parallel import OverlappedDataParallel
@@ -155,7 +155,7 @@ class Spread:
             return nn.utils.clip_grad_norm_([tensor for tensor, _ in stepped], most)
         holders = [kind.copies * self._copies(kind) for _, kind in stepped]
         everyone = None if here else self._group
-        return sharding.clip_grad_norm([t for t, _ in stepped], most, everyone, holders)
+        return clipping.clip_grad_norm([t for t, _ in stepped], most, everyone, holders)
 
     def stepped(self) -> Pairs:
         """Returns what the optimizer steps, with gradients: parameters or shards, and each kind."""

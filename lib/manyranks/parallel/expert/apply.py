@@ -164,12 +164,12 @@ class ExpertParallel(Accumulating):
         if self.sharers > 1:
             raise ValueError(
                 f"{self.sharers} ranks share each loss, and what is cut over them isn't "
-                "known here: clip as training.spread does, by parallel.sharding"
+                "known here: clip as training.spread does, by parallel.clipping"
             )
         dense, own = self.dense_parameters(), self.expert_parameters()
         holders = [self.ranks] * len(dense)
         holders += [dist.get_world_size(self.replicas)] * len(own)
-        return sharding.clip_grad_norm([*dense, *own], most, self.group, holders)
+        return clipping.clip_grad_norm([*dense, *own], most, self.group, holders)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Returns the module's state_dict, with all experts, on every rank; all call it."""

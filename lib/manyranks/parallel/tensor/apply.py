@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from manyranks.parallel import clipping, sharding
+from manyranks.parallel import clipping
 from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.parts import (
     Accumulating,
@@ -203,7 +203,7 @@ class TensorParallel(Accumulating):
         """
         named = dict(self.module.named_parameters())
         holders = [self.holders(name) for name in named]
-        return sharding.clip_grad_norm(named.values(), most, self.group, holders)
+        return clipping.clip_grad_norm(named.values(), most, self.group, holders)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state_dict, on every rank; all ranks call it."""
