@@ -6,7 +6,7 @@ E counts a bucket's elements.
 import torch
 from torch import Tensor, nn
 
-Named = dict[str, nn.Parameter]
+from manyranks.parallel.flat_parameters import Named
 
 
 class Bucket:

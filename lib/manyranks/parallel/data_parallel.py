@@ -30,9 +30,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from manyranks.parallel import replicas, sharding
+from manyranks.parallel import replicas
 from manyranks.parallel.buckets import Bucket, cut
 from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.shard import refuse_shards
 
 
 class DataParallel(nn.Module):
@@ -62,7 +63,7 @@ class DataParallel(nn.Module):
         super().__init__()
         self.module, self.training = module, module.training
         self.group, self.broadcast_buffers = group, broadcast_buffers
-        sharding.refuse_shards(module.named_parameters(), type(self).__name__)
+        refuse_shards(module.named_parameters(), type(self).__name__)
         self._share = 1 / len(members(group).ranks)
         replicas.check_bytes(bucket_bytes)
         replicas.check_same(module, group, f"buckets of {bucket_bytes} bytes")

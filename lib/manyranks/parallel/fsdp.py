@@ -25,8 +25,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyranks.parallel import partition, sharding
+from manyranks.parallel import partition
 from manyranks.parallel.collectives.messages import Group
+from manyranks.parallel.flat_parameters import Row, start_reduce_scatter
 from manyranks.parallel.partition import in_backward, learning
 from manyranks.parallel.parts import only_whole, saves
 from manyranks.parallel.same_order import Order
@@ -53,7 +54,8 @@ class Unit:
         finish_gather: Callable[[dist.Work], object] = dist.Work.wait,
     ):
         self.part, self.group, self.replicas = part, group, replicas
-        self.row, self.shards = sharding.Row(part.named, group), list(part.named.values())
+        self.row = Row(part.named, group)
+        self.shards = list(part.named.values())
         row_E = self.row.of(self.shards)
         self.row_E = row_E.to(dtype) if dtype and row_E.is_floating_point() else row_E
         self.bytes, self.reduce_dtype = self.row_E.nbytes, reduce_dtype or self.row_E.dtype
@@ -119,7 +121,7 @@ class Unit:
         self.hand_over()
         self._absent = [whole.grad is None for whole in self.whole]
         grad_E = self.row.take_gradients(self.whole, self.reduce_dtype)
-        self._reduction = sharding.start_reduce_scatter(grad_E, self.group)
+        self._reduction = start_reduce_scatter(grad_E, self.group)
         self.missing, self.used = set(self.whole), False
 
     @torch.no_grad()

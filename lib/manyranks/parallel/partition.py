@@ -14,8 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import replicas
 from manyranks.parallel.collectives.messages import Group
-from manyranks.parallel.shard import ShardParameter, as_gradient
-from manyranks.parallel.sharding import Named, is_shard, wide
+from manyranks.parallel.flat_parameters import Named
+from manyranks.parallel.precision import wide
+from manyranks.parallel.shard import ShardParameter, as_gradient, is_shard
 
 Place = tuple[nn.Module, str]  # a module, and the attribute it has a parameter under
 

@@ -273,6 +273,11 @@ def _master(parameter: Tensor) -> Tensor:
     return parameter.detach().float().requires_grad_()
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype an optimizer works in: 32 bits for parameters in 16."""
+    return torch.float32 if dtype in _HALF else dtype
+
+
 def make_states(optimizer: torch.optim.Optimizer) -> None:
     """Lets an optimizer that hasn't stepped make its states, as before its first step.
 

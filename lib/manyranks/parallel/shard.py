@@ -6,7 +6,7 @@ rank's own, so each operation that isn't an element's own business raises ValueE
 a forward runs, the whole parameter takes its place: whoever reads it has it gathered.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -158,6 +158,25 @@ def _result(result: object, like: Shard) -> object:
 def local(tensor: Tensor) -> Tensor:
     """Returns a part as a plain tensor that shares its memory; others as they are."""
     return tensor.to_local() if isinstance(tensor, Shard) else tensor
+
+
+def is_shard(parameter: Tensor) -> bool:
+    """Tells whether a wrapper has turned this parameter into its own rank's shard."""
+    return hasattr(parameter, "whole")
+
+
+def refuse_shards(named: Iterable[tuple[str, Tensor]], what: str) -> None:
+    """Raises ValueError where a parameter is a shard already, which differs by rank.
+
+    named: parameters with their names
+    what: the class that can't take it
+    """
+    for name, parameter in named:
+        if is_shard(parameter):
+            raise ValueError(
+                f"{name} is this rank's shard of a fully sharded module: {what} would mix "
+                "up the ranks' shards; give it the parameters outside that module only"
+            )
 
 
 def check_elementwise(optimizer: type[torch.optim.Optimizer], group: dict, **how) -> None:

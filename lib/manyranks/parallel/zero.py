@@ -27,17 +27,11 @@ from torch import Tensor, nn
 
 from manyranks.parallel import buckets, clipping, partition, replicas
 from manyranks.parallel.collectives.messages import Group, wait
+from manyranks.parallel.flat_parameters import Named, Row, reduce_scatter
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.partition import by_name
-from manyranks.parallel.precision import Clip, Held, groups_of, states_of
-from manyranks.parallel.shard import Origin, check_elementwise
-from manyranks.parallel.sharding import (
-    Named,
-    Row,
-    reduce_scatter,
-    refuse_shards,
-    wide,
-)
+from manyranks.parallel.precision import Clip, Held, groups_of, states_of, wide
+from manyranks.parallel.shard import Origin, check_elementwise, refuse_shards
 
 
 class ShardedRow:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyranks.parallel import clipping, replicas, sharding
+from manyranks.parallel import clipping, replicas
 from manyranks.parallel.collectives.messages import Group, members
 from manyranks.parallel.expert import checks
 from manyranks.parallel.expert.dispatch import Experts, in_slices, one_hop
@@ -32,6 +32,7 @@ from manyranks.parallel.parts import (
     only_whole,
     saves,
 )
+from manyranks.parallel.shard import refuse_shards
 from manyranks.parallel.tensor.cuts import Cut, equal
 
 
@@ -67,7 +68,7 @@ class ExpertParallel(Accumulating):
         same_tokens: bool = False,
     ):
         super().__init__(module)
-        sharding.refuse_shards(module.named_parameters(), "ExpertParallel")
+        refuse_shards(module.named_parameters(), "ExpertParallel")
         self.group, self.ranks, self.reduces = group, len(members(group).ranks), reduces
         groups = {"experts": group}
         if mesh is not None:

@@ -1,4 +1,4 @@
-"""Rows: parameters end to end, cut into one equal shard per rank.
+"""Flat parameters: end to end in one row, which is cut into one equal shard per rank.
 
     N     ranks that share the row
     E     elements of the row: its parameters, and padding up to a multiple of N
@@ -8,7 +8,7 @@ The whole row comes by an all-gather, and its gradient leaves by a reduce-scatte
 way a rank sends (N − 1)/N of the row.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -20,7 +20,6 @@ from manyranks.parallel.collectives.ring import add_up
 from manyranks.parallel.shard import local
 
 Named = dict[str, nn.Parameter]
-_HALF = (torch.bfloat16, torch.float16)
 
 
 class Row:
@@ -157,27 +156,3 @@ def start_reduce_scatter(row_E: Tensor, group: Group = None) -> Callable[[], Ten
         return sum_S
 
     return shard
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype an optimizer works in: 32 bits for parameters in 16."""
-    return torch.float32 if dtype in _HALF else dtype
-
-
-def is_shard(parameter: Tensor) -> bool:
-    """Tells whether a wrapper has turned this parameter into its own rank's shard."""
-    return hasattr(parameter, "whole")
-
-
-def refuse_shards(named: Iterable[tuple[str, Tensor]], what: str) -> None:
-    """Raises ValueError where a parameter is a shard already, which differs by rank.
-
-    named: parameters with their names
-    what: the class that can't take it
-    """
-    for name, parameter in named:
-        if is_shard(parameter):
-            raise ValueError(
-                f"{name} is this rank's shard of a fully sharded module: {what} would mix "
-                "up the ranks' shards; give it the parameters outside that module only"
-            )
