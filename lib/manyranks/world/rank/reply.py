@@ -1,4 +1,4 @@
-"""What a rank replies: how a run ended there, with a description of the exception if there was one."""
+"""A rank's reply to the notebook, and an exception in a form that always travels."""
 
 import os
 import time
