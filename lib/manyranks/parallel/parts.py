@@ -109,6 +109,11 @@ def autocast(x: Tensor | None) -> Tensor | None:
     return x if skipped else x.to(torch.get_autocast_dtype(kind))
 
 
+def in_backward() -> bool:
+    """Tells whether autograd is running a backward, as when a checkpoint recomputes."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def sum_gradients(parameters: Iterable[nn.Parameter], group: Group = None) -> None:
     """Sums their gradients, end to end in one row for each dtype, in one all-reduce.
 

@@ -151,6 +151,20 @@ def as_gradient(tensor: Tensor, of: Shard) -> Shard:
     return found
 
 
+def accumulate(shards: list[nn.Parameter], grads: list[Tensor | None]) -> None:
+    """Adds to the shards' gradients, and calls the shards' hooks as autograd would."""
+    for shard, grad in zip(shards, grads, strict=True):
+        if grad is None:
+            continue
+        for hook in [*(shard._backward_hooks or {}).values()]:
+            grad = grad if (changed := hook(grad)) is None else changed
+        shard.grad = (
+            as_gradient(grad, shard) if shard.grad is None else shard.grad.add_(grad)
+        )
+        for hook in [*(shard._post_accumulate_grad_hooks or {}).values()]:
+            hook(shard)  # such as an optimizer's step, during backward
+
+
 def _result(result: object, like: Shard) -> object:
     return as_part(result, like) if isinstance(result, Tensor) else result
 

@@ -25,13 +25,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel import buckets, clipping, partition, replicas
+from manyranks.parallel import buckets, clipping, replicas
 from manyranks.parallel.collectives.messages import Group, wait
 from manyranks.parallel.flat_parameters import Named, Row, reduce_scatter
-from manyranks.parallel.fsdp import FullyShardedDataParallel
-from manyranks.parallel.partition import by_name
+from manyranks.parallel.fsdp.apply import FullyShardedDataParallel
 from manyranks.parallel.precision import Clip, Held, groups_of, states_of, wide
-from manyranks.parallel.shard import Origin, check_elementwise, refuse_shards
+from manyranks.parallel.shard import Origin, accumulate, check_elementwise, refuse_shards
 
 
 class ShardedRow:
@@ -100,7 +99,7 @@ class ShardedRow:
         """Gives the optimizer's shards their gradients, in their own dtype."""
         if self.grad_S is not None:
             mean_S = self.grad_S.to(self.shards[0].dtype)
-            partition.accumulate(self.shards, self.row.gradients(mean_S, self._absent))
+            accumulate(self.shards, self.row.gradients(mean_S, self._absent))
 
     def drop_gradients(self) -> None:
         """Forgets all gradients, whole ones and shards."""
@@ -176,7 +175,7 @@ class ZeroOptimizer:
 
     def _sharded(self, param_group: dict) -> dict:
         """The group, with shards in place of its parameters."""
-        named = by_name(param_group["params"])
+        named = _by_name(param_group["params"])
         refuse_shards(named.items(), "ZeroOptimizer")
         taken = {p for row in self.rows for p in row.parameters}
         if twice := [name for name, p in named.items() if p in taken]:
@@ -289,6 +288,14 @@ class ZeroOptimizer:
             masters=tuple(s for row in self.rows for s in row.shards if row.has_masters),
             **states_of(self.optimizer),
         )
+
+
+def _by_name(params: Iterable) -> Named:
+    """Names an optimizer's params, by number where they have no names; ties count once."""
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    pairs = [p if isinstance(p, tuple) else (str(k), p) for k, p in enumerate(listed)]
+    first = {p: name for name, p in reversed(pairs)}
+    return {name: p for name, p in pairs if first[p] == name}
 
 
 class Zero3(FullyShardedDataParallel):

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel import clipping, sharded
+from manyranks.parallel import clipping
 from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.context import ContextParallel
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.expert import ExpertParallel
-from manyranks.parallel.fsdp import FullyShardedDataParallel, Unit
+from manyranks.parallel.fsdp import FullyShardedDataParallel, state
+from manyranks.parallel.fsdp.unit import Unit
 from manyranks.parallel.mesh import Here
 from manyranks.parallel.parts import average_gradients, sum_gradients
 from manyranks.parallel.pipeline.runtime import Pipeline
@@ -175,7 +176,7 @@ class Spread:
             each = [zero.held() for zero in self._zeros]
             return Held(*(sum(tensors, ()) for tensors in zip(*each, strict=True)))
         if self.units:
-            return sharded.held(self.units, self.optimizer)
+            return state.held(self.units, self.optimizer)
         masters = tuple(p for p in getattr(self.optimizer, "masters", ()) if p not in self.kinds)
         grads = tuple(p.grad for p in self.kinds if p.grad is not None)
         states = states_of(getattr(self.optimizer, "optimizer", self.optimizer))

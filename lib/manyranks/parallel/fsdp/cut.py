@@ -1,22 +1,14 @@
-"""Cuts a model into the units of stage 3, and calls back before and after each module."""
+"""Cuts a model into units: which parameters are gathered together, and who needs them."""
 
 import gc
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.hooks import RemovableHandle
 
-from manyranks.parallel import replicas
-from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.flat_parameters import Named
-from manyranks.parallel.precision import wide
-from manyranks.parallel.shard import ShardParameter, as_gradient, is_shard
+from manyranks.parallel.shard import is_shard
 
 Place = tuple[nn.Module, str]  # a module, and the attribute it has a parameter under
 
@@ -56,6 +48,19 @@ class Part(NamedTuple):
                     vars(module)[name] = tensor
                 if name in (names := getattr(module, "_flat_weights_names", ())):
                     module._flat_weights[names.index(name)] = tensor  # a recurrent one's
+
+    def check(self) -> None:
+        """Raises ValueError for a parameter that isn't what it was when it was sharded."""
+        for (name, shard), places in zip(self.named.items(), self.places, strict=True):
+            here = all(m._parameters.get(own) is shard for m, own in places)
+            same = shard.requires_grad == shard.whole.requires_grad
+            if not (here and same and shard.dtype == shard.whole.kept):
+                change = "was frozen or thawed" if not same else "was cast"
+                change = change if here else "was replaced or removed"
+                raise ValueError(
+                    f"{name} {change} after it was sharded: change the module first, then "
+                    "wrap it"
+                )
 
 
 class Cut(NamedTuple):
@@ -106,188 +111,6 @@ def cut(
     for part in parts:
         part.places.extend(places[p] for p in part.named.values())
     return Cut(parts, needs)
-
-
-def split(named: Named, views: list[Tensor], own: list[Tensor]) -> list[nn.Parameter]:
-    """Makes each parameter this rank's shard; returns whole ones, which compute.
-
-    views: of the row, in the parameters' shapes; own: what the shards are copies of
-    Hooks on a parameter's gradient move to the whole one. The shard keeps those that are
-    called after a gradient has been accumulated, such as an optimizer's.
-    """
-    found = []
-    for (name, parameter), view, mine in zip(named.items(), views, own, strict=True):
-        if type(parameter) is not nn.Parameter:
-            raise ValueError(
-                f"{name} is a {type(parameter).__name__}: only a plain nn.Parameter can be "
-                "sharded; make it one, or leave its module outside the wrapper"
-            )
-        whole = nn.Parameter(view.new_empty(0), parameter.requires_grad)
-        whole.data = view  # a separate version counter: gathering is no change
-        for hook in [*(parameter._backward_hooks or {}).values()]:
-            whole.requires_grad_().register_hook(hook)
-        whole.requires_grad_(parameter.requires_grad)  # a frozen one may have hooks, too
-        parameter._backward_hooks = None
-        parameter.grad, parameter.data = None, mine.to(wide(mine.dtype), copy=True)
-        whole.kept, parameter.__class__ = parameter.dtype, ShardParameter
-        parameter.whole = whole
-        found.append(whole)
-    return found
-
-
-def check(parts: list[Part]) -> None:
-    """Raises ValueError for a parameter that isn't what it was when it was sharded."""
-    for part in parts:
-        for (name, shard), places in zip(part.named.items(), part.places, strict=True):
-            here = all(m._parameters.get(own) is shard for m, own in places)
-            same = shard.requires_grad == shard.whole.requires_grad
-            if not (here and same and shard.dtype == shard.whole.kept):
-                change = "was frozen or thawed" if not same else "was cast"
-                change = change if here else "was replaced or removed"
-                raise ValueError(
-                    f"{name} {change} after it was sharded: change the module first, then "
-                    "wrap it"
-                )
-
-
-def equalize(
-    module: nn.Module,
-    parts: list[Part],
-    group: Group,
-    replica_group: Group,
-    group_of: Callable[[nn.Parameter], Group],
-) -> None:
-    """Gives all ranks the parameters and buffers of the group's rank 0.
-
-    Raises ValueError where the ranks' models differ.
-    """
-    replicas.check_same(module, group)
-    named = {p: part for part in parts for p in part.named.values()}
-    if replica_group is not None:
-        replicas.broadcast([*named, *module.buffers()], replica_group)
-    for parameter in named:
-        replicas.broadcast([parameter], group_of(parameter))
-    replicas.broadcast(module.buffers(), group)
-
-
-def levels(group: Group, mesh: DeviceMesh | None) -> tuple[Group, Group]:
-    """Returns the group that shards, and the one that replicates, if any.
-
-    Raises ValueError for a mesh that isn't of two dimensions, and one beside a group.
-    """
-    if mesh is None:
-        return group, None
-    if group is not None or mesh.ndim != 2:
-        raise ValueError(
-            f"mesh={mesh}: give a mesh of two dimensions, replicas × shards, and no group"
-        )
-    return mesh.get_group(1), mesh.get_group(0)
-
-
-def accumulate(shards: list[nn.Parameter], grads: list[Tensor | None]) -> None:
-    """Adds to the shards' gradients, and calls the shards' hooks as autograd would."""
-    for shard, grad in zip(shards, grads, strict=True):
-        if grad is None:
-            continue
-        for hook in [*(shard._backward_hooks or {}).values()]:
-            grad = grad if (changed := hook(grad)) is None else changed
-        shard.grad = (
-            as_gradient(grad, shard) if shard.grad is None else shard.grad.add_(grad)
-        )
-        for hook in [*(shard._post_accumulate_grad_hooks or {}).values()]:
-            hook(shard)  # such as an optimizer's step, during backward
-
-
-def hooks(
-    needs: dict[nn.Module, list], before: Callable, after: Callable, gradient: Callable
-) -> list[RemovableHandle]:
-    """Lets modules call before() and after() their forward, and parameters gradient().
-
-    Ours comes first: other hooks may use a module's parameters.
-    """
-    before, after = torch.compiler.disable(before), torch.compiler.disable(after)
-    found = []
-    for module in needs:
-        how = {"with_kwargs": True, "prepend": True}
-        found.append(module.register_forward_pre_hook(before, **how))
-        found.append(module.register_forward_hook(after, always_call=True))
-    for unit in dict.fromkeys(unit for units in needs.values() for unit in units):
-        for whole in unit.whole if unit.learns else ():
-            hook = partial(gradient, unit)
-            found.append(whole.register_post_accumulate_grad_hook(hook))
-    return found
-
-
-class Ends:
-    """Frees units at the end of a module's backward that no parameter's gradient frees.
-
-    Those are frozen units, and units that several modules need.
-    """
-
-    def __init__(self, needs: dict[nn.Module, list]):
-        self._needs = needs
-        self._users: dict[object, set[nn.Module]] = {}
-        self._computing: set[nn.Module] = set()
-
-    def watch(self, module: nn.Module, inputs: object) -> None:
-        """Waits for the gradients of all of a module's inputs."""
-        for unit in self._needs[module]:
-            self._users.setdefault(unit, set()).add(module)
-        missing = set(range(len(tensors := learning(inputs))))
-        for k, tensor in enumerate(tensors):
-            tensor.register_hook(partial(self._arrived, module, missing, k))
-
-    def begin(self, module: nn.Module) -> None:
-        """Begins a module's backward. Raises ValueError for one that makes a graph."""
-        if torch.is_grad_enabled():
-            raise ValueError(
-                "create_graph=True: a sharded module has no gradients of gradients: its "
-                "rows are gone by then; take them of a copy that isn't sharded"
-            )
-        self._computing.add(module)
-
-    def _arrived(self, module: nn.Module, missing: set[int], k: int, grad: Tensor) -> None:
-        missing.discard(k)
-        if missing:
-            return
-        self._computing.discard(module)
-        needed = {unit for other in self._computing for unit in self._needs[other]}
-        for unit in self._needs[module]:
-            if unit not in needed and (not unit.learns or len(self._users[unit]) > 1):
-                unit.free()
-
-    def clear(self) -> None:
-        """Forgets modules whose backward never came to its end."""
-        self._computing.clear()
-
-
-def learning(values: object) -> list[Tensor]:
-    """Returns the results that learn, in nested values or an object's attributes."""
-    leaves = tree_leaves((values, getattr(values, "__dict__", None)))
-    return [x for x in leaves if isinstance(x, Tensor) and x.grad_fn is not None]
-
-
-def cast(values: object, dtype: torch.dtype) -> object:
-    """Returns nested values with floating-point tensors in another dtype."""
-
-    def one(value: object) -> object:
-        floats = isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(dtype) if floats else value
-
-    return tree_map(one, values)
-
-
-def in_backward() -> bool:
-    """Tells whether autograd is running a backward, as when a checkpoint recomputes."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def by_name(params: Iterable) -> Named:
-    """Names an optimizer's params, by number where they have no names; ties count once."""
-    listed = [params] if isinstance(params, Tensor) else list(params)
-    pairs = [p if isinstance(p, tuple) else (str(k), p) for k, p in enumerate(listed)]
-    first = {p: name for name, p in reversed(pairs)}
-    return {name: p for name, p in pairs if first[p] == name}
 
 
 def _outside(

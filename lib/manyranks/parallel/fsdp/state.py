@@ -1,7 +1,6 @@
 """A fully sharded module between steps: accumulates, clips, and tells its state."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -17,22 +16,6 @@ class Sharded(nn.Module):
     def compile(self, *args, **kwargs) -> None:
         """Compiles the module inside, as nn.Module's; messages stay outside its graphs."""
         self.module.compile(*args, **kwargs)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Inside, gradients add up on each rank, whole; none are sent.
-
-        The next backward outside reduces the sums. It saves messages and costs memory:
-        without it, each backward adds to the shards' gradients. To forget the sums, call
-        this module's zero_grad(): an optimizer's doesn't know them.
-        """
-        lead = self._lead()
-        before = lead._reduces
-        lead._reduces = False
-        try:
-            yield
-        finally:
-            lead._reduces = before
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, also those that no_sync() has kept whole."""
