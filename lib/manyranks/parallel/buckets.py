@@ -59,7 +59,7 @@ class Bucket:
             torch.mul(parameter.grad, share, out=self._views[place])
             part[:1].add_(0.0)  # −0.0 becomes 0.0
             parameter.grad = self._views[place]
-        self._views[place].underway = True  # parts.sum_gradients must not touch it now
+        self._views[place].underway = True  # wrappers.sum_gradients must not touch it now
         self._filled.add(place)
 
     def hand_out(self) -> None:

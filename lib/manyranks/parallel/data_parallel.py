@@ -34,6 +34,7 @@ from manyranks.parallel import replicas
 from manyranks.parallel.buckets import Bucket, cut
 from manyranks.parallel.collectives.messages import members
 from manyranks.parallel.shard import refuse_shards
+from manyranks.parallel.wrappers import in_backward
 
 
 class DataParallel(nn.Module):
@@ -195,7 +196,7 @@ class _Underway(DataParallel):
         self._unreached.clear()
 
     def _begin(self) -> bool:
-        again = torch._C._current_graph_task_id() != -1  # in backward: a checkpoint's
+        again = in_backward()  # a checkpoint's
         if self._runs and not again:
             self.drop()
         follows = torch.is_grad_enabled() and not again

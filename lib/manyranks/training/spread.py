@@ -17,12 +17,12 @@ from manyranks.parallel.expert import ExpertParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel, state
 from manyranks.parallel.fsdp.unit import Unit
 from manyranks.parallel.mesh import Here
-from manyranks.parallel.parts import average_gradients, sum_gradients
 from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import Schedule
 from manyranks.parallel.pipeline.split import Stage
 from manyranks.parallel.precision import Held, MasterOptimizer, states_of
 from manyranks.parallel.tensor import TensorParallel
+from manyranks.parallel.wrappers import average_gradients, sum_gradients
 from manyranks.parallel.zero import ShardedRow, ZeroOptimizer
 from manyranks.training import gpt
 from manyranks.training.config import TrainingConfig

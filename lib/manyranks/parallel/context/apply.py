@@ -32,8 +32,8 @@ from manyranks.parallel.context.exchange import (
 from manyranks.parallel.context.latent import latent_attention
 from manyranks.parallel.context.layouts import TILE, Mask
 from manyranks.parallel.context.ring import ring_attention
-from manyranks.parallel.parts import Accumulating, check_mesh, matching, sum_gradients
 from manyranks.parallel.shard import refuse_shards
+from manyranks.parallel.wrappers import Accumulating, check_mesh, matching, sum_gradients
 
 ATTENTION = {
     "ring": ring_attention,

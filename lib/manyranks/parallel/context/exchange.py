@@ -28,7 +28,7 @@ from manyranks.parallel.context.checks import check_heads, fitting, groups, zero
 from manyranks.parallel.context.layouts import Keys, Mask
 from manyranks.parallel.context.ring import Attention, Behind, ring_attention
 from manyranks.parallel.flat_parameters import reduce_scatter
-from manyranks.parallel.parts import Conjugate
+from manyranks.parallel.wrappers import Conjugate
 
 
 def blockwise_attention(q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, **mask) -> Tensor:

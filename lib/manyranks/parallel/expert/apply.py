@@ -25,15 +25,15 @@ from manyranks.parallel.expert import checks
 from manyranks.parallel.expert.dispatch import Experts, in_slices, one_hop
 from manyranks.parallel.expert.router import Router, move_biases, take_counts
 from manyranks.parallel.expert.two_hops import two_hops
-from manyranks.parallel.parts import (
+from manyranks.parallel.shard import refuse_shards
+from manyranks.parallel.tensor.cuts import Cut, equal
+from manyranks.parallel.wrappers import (
     Accumulating,
     average_gradients,
     matching,
     only_whole,
     saves,
 )
-from manyranks.parallel.shard import refuse_shards
-from manyranks.parallel.tensor.cuts import Cut, equal
 
 
 class ExpertParallel(Accumulating):

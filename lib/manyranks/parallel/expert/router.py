@@ -21,7 +21,7 @@ from manyranks.parallel.expert.checks import (
     check_router,
 )
 from manyranks.parallel.expert.dispatch import Routing, choose
-from manyranks.parallel.parts import in_backward
+from manyranks.parallel.wrappers import in_backward
 
 _TINY = 1e-20
 

@@ -16,8 +16,8 @@ from manyranks.parallel.fsdp.cut import Part, cut
 from manyranks.parallel.fsdp.order import Order
 from manyranks.parallel.fsdp.state import Sharded
 from manyranks.parallel.fsdp.unit import Unit
-from manyranks.parallel.parts import in_backward, only_whole, saves
 from manyranks.parallel.shard import Origin
+from manyranks.parallel.wrappers import in_backward, only_whole, saves
 
 
 class FullyShardedDataParallel(Sharded):

@@ -24,13 +24,6 @@ from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import clipping
 from manyranks.parallel.collectives.messages import Group
-from manyranks.parallel.parts import (
-    Accumulating,
-    matching,
-    only_whole,
-    saves,
-    sum_gradients,
-)
 from manyranks.parallel.tensor import checks, state
 from manyranks.parallel.tensor.cuts import (
     Column,
@@ -54,6 +47,13 @@ from manyranks.parallel.tensor.layers import (
 from manyranks.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
     vocab_parallel_cross_entropy,
+)
+from manyranks.parallel.wrappers import (
+    Accumulating,
+    matching,
+    only_whole,
+    saves,
+    sum_gradients,
 )
 
 _PRIME = 2_654_435_761  # Knuth's multiplier, so that neighbors' seeds are far apart

@@ -26,7 +26,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from manyranks.parallel.collectives.messages import Group
-from manyranks.parallel.parts import Conjugate
 from manyranks.parallel.tensor import layers
 from manyranks.parallel.tensor.cuts import (
     Cut,
@@ -38,6 +37,7 @@ from manyranks.parallel.tensor.cuts import (
     rank,
     size,
 )
+from manyranks.parallel.wrappers import Conjugate
 
 # In the table
 

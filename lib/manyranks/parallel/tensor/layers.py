@@ -36,9 +36,9 @@ from torch.nn import functional as F
 
 from manyranks.parallel import flat_parameters
 from manyranks.parallel.collectives.messages import Group
-from manyranks.parallel.parts import Conjugate, autocast
 from manyranks.parallel.tensor import overlapped
 from manyranks.parallel.tensor.cuts import Cut, check_sequence, equal, rank, size
+from manyranks.parallel.wrappers import Conjugate, autocast
 
 # What happens to activations where a parallel part begins and ends
 

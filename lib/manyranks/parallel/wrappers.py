@@ -1,4 +1,4 @@
-"""Parts of a model and messages in autograd, to change a model from outside."""
+"""The common parts of wrappers: how they find modules, send in autograd, and add up."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
