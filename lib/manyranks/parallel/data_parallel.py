@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from manyranks.parallel import replicas
 from manyranks.parallel.buckets import Bucket, cut
-from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.collectives.messages import Group, members
 from manyranks.parallel.shard import refuse_shards
 from manyranks.parallel.wrappers import in_backward
 
@@ -57,7 +57,7 @@ class DataParallel(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         bucket_bytes: int = 25_000_000,
         broadcast_buffers: bool = False,
     ):

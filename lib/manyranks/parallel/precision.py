@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.shard import local
 
 Clip = Callable[[list[Tensor]], object]
@@ -176,7 +177,7 @@ class LossScaler:
 
     def __init__(
         self,
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         scale: float = 2.0**16,
         growth: float = 2.0,
         backoff: float = 0.5,
