@@ -5,7 +5,7 @@
     S     elements of a shard, E / N
 
 The whole row comes by an all-gather, and its gradient leaves by a reduce-scatter. Either
-way a rank sends (N − 1)/N of the row.
+way a rank sends (N − 1)/N of the row. PyTorch's FSDP calls a row a FlatParameter.
 """
 
 from collections.abc import Callable, Sequence

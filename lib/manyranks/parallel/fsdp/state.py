@@ -1,4 +1,4 @@
-"""A fully sharded module between steps: accumulates, clips, and tells its state."""
+"""A fully sharded module between steps: clips, and tells its state and what it holds."""
 
 from collections.abc import Iterable
 
