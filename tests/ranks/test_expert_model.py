@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.parallel import sharding
+from manyranks.parallel import clipping
 from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.expert import ExpertParallel, Experts, Router, move_biases, take_counts
 from manyranks.parallel.fsdp import FullyShardedDataParallel
@@ -146,7 +146,7 @@ def wrapped(case: Case, model: ExpertParallel) -> tuple[nn.Module, list, Callabl
     if case.wrapper == "FSDP":
         apart = dict.fromkeys(own, model.replicas)
         whole = FullyShardedDataParallel(model, units=model.module.layers, shared_by=apart.get)
-        return whole, [optimizer(whole.parameters())], partial(sharding.clip_grad_norm, list(whole.parameters()))
+        return whole, [optimizer(whole.parameters())], partial(clipping.clip_grad_norm, list(whole.parameters()))
     if case.wrapper == "alone":
         return model, [optimizer(model.parameters())], model.clip_grad_norm_
     pairs = [(model.dense_parameters(), None), (own, model.replicas)]
@@ -155,7 +155,7 @@ def wrapped(case: Case, model: ExpertParallel) -> tuple[nn.Module, list, Callabl
     def clip(most: float) -> Tensor:
         for one in found:
             one.gradients()
-        return sharding.clip_grad_norm([shard for one in found for shard in one.shards()], most)
+        return clipping.clip_grad_norm([shard for one in found for shard in one.shards()], most)
 
     return model, found, clip
 

@@ -11,8 +11,7 @@ from torch import nn
 from manyranks.parallel.context import ContextParallel
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.expert import ExpertParallel
-from manyranks.parallel.fsdp import FullyShardedDataParallel
-from manyranks.parallel.sharded import full_state_dict
+from manyranks.parallel.fsdp import FullyShardedDataParallel, full_state_dict
 from manyranks.parallel.zero import Zero3, ZeroOptimizer
 from tests.ranks.test_fsdp import F64, WIDTH, Frozen, Tied, data, layers
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import manyranks as mr
-from manyranks.parallel import same_order
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
+from manyranks.parallel.fsdp import order as orders
 from manyranks.parallel.shard import local
 from manyranks.parallel.zero import Zero3, ZeroOptimizer
 from tests.ranks.refused import said
@@ -202,15 +202,15 @@ class Picks(nn.Module):
 
 def dropped(picks: list[list[tuple[int, ...]]]) -> int:
     """Runs this rank's picks pass by pass; returns how often this rank put names into the store."""
-    wrapped, post, posts = FullyShardedDataParallel(Picks(())), same_order.Order._post, []
-    same_order.Order._post = lambda *args: (posts.append(0), post(*args))[1]
+    wrapped, post, posts = FullyShardedDataParallel(Picks(())), orders.Order._post, []
+    orders.Order._post = lambda *args: (posts.append(0), post(*args))[1]
     try:
         for of_ranks in picks:
             wrapped.module.picks = of_ranks[dist.get_rank() % len(of_ranks)]
             wrapped(torch.ones(2, 4)).sum().backward()
             wrapped.finish()
     finally:
-        same_order.Order._post = post
+        orders.Order._post = post
     return len(posts)
 
 
@@ -310,6 +310,6 @@ class Late:
 
 
 def test_a_gather_that_comes_just_after_the_timeout_has_come():
-    order = object.__new__(same_order.Order)
+    order = object.__new__(orders.Order)
     order._waits = True
     assert order.wait(Late())

@@ -9,7 +9,7 @@ from manyranks.measure.location import Place
 from manyranks.world import collect
 from manyranks.world.faults.deadlock import Case, Wait, waits
 from manyranks.world.faults.outcome import Outcome
-from manyranks.world.rank.process import Reply
+from manyranks.world.rank.reply import Reply
 from manyranks.world.rank.watch import BRIEFLY, DETAILS, Processor, Whereabouts
 
 PLACE = Place("/home/ada/train.py", 9)

@@ -9,7 +9,7 @@ from manyranks.measure.divergence import first_divergence
 from manyranks.measure.location import Place
 from manyranks.world.faults.diagnose import hang_report, ranks_text, states_of
 from manyranks.world.faults.outcome import Outcome
-from manyranks.world.rank.process import Failure, Reply
+from manyranks.world.rank.reply import Failure, Reply
 from manyranks.world.rank.watch import Whereabouts
 
 ALL_WAIT = "the ranks wait for each other and nothing moves: a deadlock"

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from manyranks import theory
 from manyranks.given import numbers
 from manyranks.measure.fingerprints import Fact, size
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.mesh import AXES, Mesh
-from manyranks.parallel.tensor.cuts import Group
 from manyranks.parallel.tensor.layers import copy_in, reduce_out
 from manyranks.theory.hardware import Link
 from manyranks.theory.plan import Plan

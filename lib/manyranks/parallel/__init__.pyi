@@ -12,7 +12,6 @@ from . import pipeline as pipeline
 from . import precision as precision
 from . import recompute_policy as recompute_policy
 from . import saving as saving
-from . import sharded as sharded
 from . import tensor as tensor
 from . import zero as zero
 from .checkpointing import checkpoint as checkpoint

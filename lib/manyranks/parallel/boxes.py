@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from manyranks.parallel.fsdp.state import Sharded, names_of
 from manyranks.parallel.precision import make_states
 from manyranks.parallel.shard import local
-from manyranks.parallel.sharded import Sharded, names_of
 from manyranks.parallel.tensor.cuts import Cut
 from manyranks.parallel.zero import ZeroOptimizer
 

@@ -6,7 +6,7 @@ E counts a bucket's elements.
 import torch
 from torch import Tensor, nn
 
-Named = dict[str, nn.Parameter]
+from manyranks.parallel.flat_parameters import Named
 
 
 class Bucket:
@@ -59,7 +59,7 @@ class Bucket:
             torch.mul(parameter.grad, share, out=self._views[place])
             part[:1].add_(0.0)  # −0.0 becomes 0.0
             parameter.grad = self._views[place]
-        self._views[place].underway = True  # parts.sum_gradients must not touch it now
+        self._views[place].underway = True  # wrappers.sum_gradients must not touch it now
         self._filled.add(place)
 
     def hand_out(self) -> None:

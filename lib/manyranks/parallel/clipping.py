@@ -1,16 +1,50 @@
-"""Makes PyTorch's gradient clipping refuse gradients that are spread over ranks.
+"""Clips gradients that are spread over ranks by their norm over all ranks.
 
 torch.nn.utils.clip_grad_norm_ would take the norm of this rank's part, and each rank would
-silently clip by a different norm. Code that cuts parameters names them here.
+silently clip by a different norm. So it refuses the parameters that are named here.
 """
 
 from collections.abc import Iterable
 from functools import wraps
+from itertools import repeat
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
+from manyranks.parallel.collectives.messages import Group
+from manyranks.parallel.shard import local
+
 _clip = clip_grad._clip_grads_with_norm_
+
+
+@torch.no_grad()
+def clip_grad_norm(
+    shards: Iterable[Tensor],
+    most: float,
+    group: Group = None,
+    holders: Iterable[int] = repeat(1),
+) -> Tensor:
+    """Scales the shards' gradients so that the norm over all ranks is at most `most`.
+
+    holders: how many ranks have each shard
+    Returns the norm before. Raises ValueError for most below 0.
+    """
+    if not most >= 0:
+        raise ValueError(f"most={most}: give the largest norm that a gradient may have")
+    pairs = zip(shards, holders, strict=False)
+    grads = [(local(shard.grad), count) for shard, count in pairs if shard.grad is not None]
+    device = grads[0][0].device if grads else None
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for grad, count in grads:
+        total += grad.square().sum(dtype=torch.float64) / count
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        dist.all_reduce(total, group=group)
+    norm = total.sqrt()
+    for grad, _ in grads:
+        grad.mul_((most / (norm + 1e-6)).clamp(max=1).to(grad.dtype))
+    return norm
 
 
 def refuse_alone(parameters: Iterable[Tensor], instead: str) -> None:

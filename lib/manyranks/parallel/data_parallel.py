@@ -30,9 +30,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from manyranks.parallel import replicas, sharding
+from manyranks.parallel import replicas
 from manyranks.parallel.buckets import Bucket, cut
-from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.collectives.messages import Group, members
+from manyranks.parallel.shard import refuse_shards
+from manyranks.parallel.wrappers import in_backward
 
 
 class DataParallel(nn.Module):
@@ -55,14 +57,14 @@ class DataParallel(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         bucket_bytes: int = 25_000_000,
         broadcast_buffers: bool = False,
     ):
         super().__init__()
         self.module, self.training = module, module.training
         self.group, self.broadcast_buffers = group, broadcast_buffers
-        sharding.refuse_shards(module.named_parameters(), type(self).__name__)
+        refuse_shards(module.named_parameters(), type(self).__name__)
         self._share = 1 / len(members(group).ranks)
         replicas.check_bytes(bucket_bytes)
         replicas.check_same(module, group, f"buckets of {bucket_bytes} bytes")
@@ -194,7 +196,7 @@ class _Underway(DataParallel):
         self._unreached.clear()
 
     def _begin(self) -> bool:
-        again = torch._C._current_graph_task_id() != -1  # in backward: a checkpoint's
+        again = in_backward()  # a checkpoint's
         if self._runs and not again:
             self.drop()
         follows = torch.is_grad_enabled() and not again

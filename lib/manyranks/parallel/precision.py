@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.shard import local
 
 Clip = Callable[[list[Tensor]], object]
@@ -176,7 +177,7 @@ class LossScaler:
 
     def __init__(
         self,
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         scale: float = 2.0**16,
         growth: float = 2.0,
         backoff: float = 0.5,
@@ -271,6 +272,11 @@ def _master(parameter: Tensor) -> Tensor:
         allowed = ", ".join(str(dtype) for dtype in (*_HALF, *_WIDE))
         raise ValueError(f"a parameter of {parameter.dtype}: allowed are {allowed}")
     return parameter.detach().float().requires_grad_()
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype an optimizer works in: 32 bits for parameters in 16."""
+    return torch.float32 if dtype in _HALF else dtype
 
 
 def make_states(optimizer: torch.optim.Optimizer) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from manyranks.parallel.collectives.messages import Group, in_place
-from manyranks.parallel.sharding import is_shard
+from manyranks.parallel.shard import is_shard
 
 
 def check_same(module: nn.Module, group: Group = None, option: str = "") -> None:

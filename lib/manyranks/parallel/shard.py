@@ -6,7 +6,7 @@ rank's own, so each operation that isn't an element's own business raises ValueE
 a forward runs, the whole parameter takes its place: whoever reads it has it gathered.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -151,6 +151,20 @@ def as_gradient(tensor: Tensor, of: Shard) -> Shard:
     return found
 
 
+def accumulate(shards: list[nn.Parameter], grads: list[Tensor | None]) -> None:
+    """Adds to the shards' gradients, and calls the shards' hooks as autograd would."""
+    for shard, grad in zip(shards, grads, strict=True):
+        if grad is None:
+            continue
+        for hook in [*(shard._backward_hooks or {}).values()]:
+            grad = grad if (changed := hook(grad)) is None else changed
+        shard.grad = (
+            as_gradient(grad, shard) if shard.grad is None else shard.grad.add_(grad)
+        )
+        for hook in [*(shard._post_accumulate_grad_hooks or {}).values()]:
+            hook(shard)  # such as an optimizer's step, during backward
+
+
 def _result(result: object, like: Shard) -> object:
     return as_part(result, like) if isinstance(result, Tensor) else result
 
@@ -160,39 +174,23 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, Shard) else tensor
 
 
-def check_elementwise(optimizer: type[torch.optim.Optimizer], group: dict, **how) -> None:
-    """Raises ValueError for an optimizer that steps a whole otherwise than its parts.
+def is_shard(parameter: Tensor) -> bool:
+    """Tells whether a wrapper has turned this parameter into its own rank's shard."""
+    return hasattr(parameter, "whole")
 
-    optimizer: a class; group: a parameter group, whose options are tried; **how: its own
+
+def refuse_shards(named: Iterable[tuple[str, Tensor]], what: str) -> None:
+    """Raises ValueError where a parameter is a shard already, which differs by rank.
+
+    named: parameters with their names
+    what: the class that can't take it
     """
-    group = group | {"lr": 0.1} if group.get("lr", how.get("lr")) == 0 else group
-    whole = torch.linspace(-1, 1, 12, dtype=torch.float64, device="cpu")
-    # Options that it doesn't know it refuses in its own words.
-    optimizer([{**group, "params": [nn.Parameter(whole.view(4, 3).clone())]}], **how)
-    try:
-        stepped = _stepped(optimizer, group, how, [whole.view(4, 3)])
-        pieces = _stepped(optimizer, group, how, [whole[:5], whole[5:]])
-        same, why = torch.allclose(stepped, pieces, 1e-9, 1e-12), None
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        same, why = False, error
-    if not same:
-        name = getattr(optimizer, "__name__", optimizer)
-        raise ValueError(
-            f"{name} looks at whole parameters, or can't step without more "
-            "than their gradients: each rank has a part of them here; give one that works "
-            "element by element, such as AdamW, or train with OverlappedDataParallel"
-        ) from why
-
-
-def _stepped(optimizer: type, group: dict, how: dict, values: list[Tensor]) -> Tensor:
-    """Returns parameters, end to end, after two steps with gradients of the same sizes."""
-    parameters = [nn.Parameter(value.clone()) for value in values]
-    steps = optimizer([{**group, "params": parameters}], **how)
-    for _ in range(2):
-        for p in parameters:
-            p.grad = p.detach().sin() + 0.5
-        steps.step()
-    return torch.cat([p.detach().flatten() for p in parameters])
+    for name, parameter in named:
+        if is_shard(parameter):
+            raise ValueError(
+                f"{name} is this rank's shard of a fully sharded module: {what} would mix "
+                "up the ranks' shards; give it the parameters outside that module only"
+            )
 
 
 def _name(func: Callable) -> str:

@@ -25,21 +25,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel import buckets, clipping, partition, replicas
-from manyranks.parallel.collectives.messages import wait
-from manyranks.parallel.fsdp import FullyShardedDataParallel
-from manyranks.parallel.partition import by_name
-from manyranks.parallel.precision import Clip, Held, groups_of, states_of
-from manyranks.parallel.shard import Origin, check_elementwise
-from manyranks.parallel.sharding import (
-    Group,
-    Named,
-    Row,
-    clip_grad_norm,
-    reduce_scatter,
-    refuse_shards,
-    wide,
-)
+from manyranks.parallel import buckets, clipping, replicas
+from manyranks.parallel.collectives.messages import Group, wait
+from manyranks.parallel.flat_parameters import Named, Row, reduce_scatter
+from manyranks.parallel.fsdp.apply import FullyShardedDataParallel
+from manyranks.parallel.precision import Clip, Held, groups_of, states_of, wide
+from manyranks.parallel.shard import Origin, accumulate, refuse_shards
 
 
 class ShardedRow:
@@ -108,7 +99,7 @@ class ShardedRow:
         """Gives the optimizer's shards their gradients, in their own dtype."""
         if self.grad_S is not None:
             mean_S = self.grad_S.to(self.shards[0].dtype)
-            partition.accumulate(self.shards, self.row.gradients(mean_S, self._absent))
+            accumulate(self.shards, self.row.gradients(mean_S, self._absent))
 
     def drop_gradients(self) -> None:
         """Forgets all gradients, whole ones and shards."""
@@ -161,7 +152,7 @@ class ZeroOptimizer:
         self.frozen: list[tuple[str, nn.Parameter]] = []
         self._left, self._prepared, self._backward = 0, False, False
         groups = groups_of(params)
-        check_elementwise(optimizer_class, groups[0], **kwargs)
+        _check_elementwise(optimizer_class, groups[0], **kwargs)
         groups = [self._sharded(group) for group in groups]
         self.optimizer = optimizer_class(groups, **kwargs)
 
@@ -184,7 +175,7 @@ class ZeroOptimizer:
 
     def _sharded(self, param_group: dict) -> dict:
         """The group, with shards in place of its parameters."""
-        named = by_name(param_group["params"])
+        named = _by_name(param_group["params"])
         refuse_shards(named.items(), "ZeroOptimizer")
         taken = {p for row in self.rows for p in row.parameters}
         if twice := [name for name, p in named.items() if p in taken]:
@@ -256,7 +247,7 @@ class ZeroOptimizer:
     def clip_grad_norm_(self, most: float) -> Tensor:
         """Clips all ranks' shards as torch.nn.utils does; before step. Returns the norm."""
         self._prepare()
-        return clip_grad_norm(self.shards(), most, self.group)
+        return clipping.clip_grad_norm(self.shards(), most, self.group)
 
     def step(self, scale: float = 1.0, clip: Clip | None = None) -> None:
         """Steps the shards; then all ranks have all parameters again.
@@ -297,6 +288,49 @@ class ZeroOptimizer:
             masters=tuple(s for row in self.rows for s in row.shards if row.has_masters),
             **states_of(self.optimizer),
         )
+
+
+def _check_elementwise(optimizer: type[torch.optim.Optimizer], group: dict, **how) -> None:
+    """Raises ValueError for an optimizer that steps a whole otherwise than its parts.
+
+    optimizer: a class; group: a parameter group, whose options are tried; **how: its own
+    """
+    group = group | {"lr": 0.1} if group.get("lr", how.get("lr")) == 0 else group
+    whole = torch.linspace(-1, 1, 12, dtype=torch.float64, device="cpu")
+    # Options that it doesn't know it refuses in its own words.
+    optimizer([{**group, "params": [nn.Parameter(whole.view(4, 3).clone())]}], **how)
+    try:
+        stepped = _stepped(optimizer, group, how, [whole.view(4, 3)])
+        pieces = _stepped(optimizer, group, how, [whole[:5], whole[5:]])
+        same, why = torch.allclose(stepped, pieces, 1e-9, 1e-12), None
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        same, why = False, error
+    if not same:
+        name = getattr(optimizer, "__name__", optimizer)
+        raise ValueError(
+            f"{name} looks at whole parameters, or can't step without more "
+            "than their gradients: each rank has a part of them here; give one that works "
+            "element by element, such as AdamW, or train with OverlappedDataParallel"
+        ) from why
+
+
+def _stepped(optimizer: type, group: dict, how: dict, values: list[Tensor]) -> Tensor:
+    """Returns parameters, end to end, after two steps with gradients of the same sizes."""
+    parameters = [nn.Parameter(value.clone()) for value in values]
+    steps = optimizer([{**group, "params": parameters}], **how)
+    for _ in range(2):
+        for p in parameters:
+            p.grad = p.detach().sin() + 0.5
+        steps.step()
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def _by_name(params: Iterable) -> Named:
+    """Names an optimizer's params, by number where they have no names; ties count once."""
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    pairs = [p if isinstance(p, tuple) else (str(k), p) for k, p in enumerate(listed)]
+    first = {p: name for name, p in reversed(pairs)}
+    return {name: p for name, p in pairs if first[p] == name}
 
 
 class Zero3(FullyShardedDataParallel):

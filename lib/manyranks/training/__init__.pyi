@@ -3,7 +3,6 @@ from . import config as config
 from . import corpus as corpus
 from . import fused as fused
 from . import gpt as gpt
-from . import initial as initial
 from . import parallelize as parallelize
 from . import progress as progress
 from . import tensor_styles as tensor_styles

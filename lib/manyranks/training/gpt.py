@@ -8,16 +8,19 @@ It knows nothing of parallelism: techniques cut and replace its parts from outsi
 """
 
 import math
+import zlib
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyranks.training.config import GPTConfig
-from manyranks.training.initial import initialize
 from manyranks.training.moe import MoE
 
 _ROTARY_BASE = 10_000.0
+_DEVIATION = 0.02  # of every matrix, as in GPT-2
+_ROUTER = "router.weight"  # has scores of about 1, as 0.02 gives where the hidden size is 2,500
+_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "experts.down", "shared.down.weight")
 
 
 class GPT(nn.Module):
@@ -254,6 +257,25 @@ def rotated(x_BASD: Tensor, positions_S: Tensor) -> Tensor:
     a_BASP, b_BASP = x_BASD.chunk(2, -1)
     turned = a_BASP * cos_SP - b_BASP * sin_SP, a_BASP * sin_SP + b_BASP * cos_SP
     return torch.cat(turned, -1).to(x_BASD.dtype)
+
+
+def initialize(model: nn.Module, layers: int, seed: int) -> None:
+    """Sets the weights; those that end in the residual stream are smaller by √(2·layers).
+
+    A parameter has its own generator, seeded by its name, so that what it gets does not depend
+    on which others there are. Source: GPT-2's, Radford et al. 2019, section 2.3.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+            continue
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
+        deviation = parameter.shape[1] ** -0.5 if name.endswith(_ROUTER) else _DEVIATION
+        drawn.normal_(0, deviation, generator=generator)
+        residual = name.endswith(_RESIDUAL)
+        with torch.no_grad():
+            parameter.copy_(drawn / math.sqrt(2 * layers) if residual else drawn)
 
 
 def loss(logits_BSV: Tensor, targets_BS: Tensor, reduction: str = "mean") -> Tensor:

@@ -1,9 +1,8 @@
 """Every axis applied to the small GPT, which knows of none of them."""
 
-import torch.distributed as dist
-
 from manyranks.parallel import tensor
 from manyranks.parallel.checkpointing import checkpoint_modules
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.context import ContextParallel
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.expert import ExpertParallel
@@ -26,7 +25,7 @@ def parallelize(
     model: GPT,
     training: TrainingConfig,
     wrapper: Wrapper = OverlappedDataParallel,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     here: Here | None = None,
 ) -> Spread:
     """The model on this rank, with AdamW; it is changed in place.

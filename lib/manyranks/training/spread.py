@@ -9,19 +9,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel import sharded, sharding
+from manyranks.parallel import clipping
 from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.context import ContextParallel
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.expert import ExpertParallel
-from manyranks.parallel.fsdp import FullyShardedDataParallel, Unit
+from manyranks.parallel.fsdp import FullyShardedDataParallel, state
+from manyranks.parallel.fsdp.unit import Unit
 from manyranks.parallel.mesh import Here
-from manyranks.parallel.parts import sum_gradients
 from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import Schedule
 from manyranks.parallel.pipeline.split import Stage
 from manyranks.parallel.precision import Held, MasterOptimizer, states_of
 from manyranks.parallel.tensor import TensorParallel
+from manyranks.parallel.wrappers import average_gradients, sum_gradients
 from manyranks.parallel.zero import ShardedRow, ZeroOptimizer
 from manyranks.training import gpt
 from manyranks.training.config import TrainingConfig
@@ -140,7 +141,7 @@ class Spread:
             self.pipeline.tie()
         stepped = self.stepped()
         if self._replicas and self.training.zero < 3:
-            _average([tensor for tensor, kind in stepped if not kind.expert], self._replicas)
+            average_gradients([t for t, kind in stepped if not kind.expert], self._replicas)
         for group in dict.fromkeys(kind.summed_over for _, kind in stepped):
             if group is not None:
                 sum_gradients([t for t, kind in stepped if kind.summed_over is group], group)
@@ -155,7 +156,7 @@ class Spread:
             return nn.utils.clip_grad_norm_([tensor for tensor, _ in stepped], most)
         holders = [kind.copies * self._copies(kind) for _, kind in stepped]
         everyone = None if here else self._group
-        return sharding.clip_grad_norm([t for t, _ in stepped], most, everyone, holders)
+        return clipping.clip_grad_norm([t for t, _ in stepped], most, everyone, holders)
 
     def stepped(self) -> Pairs:
         """Returns what the optimizer steps, with gradients: parameters or shards, and each kind."""
@@ -175,7 +176,7 @@ class Spread:
             each = [zero.held() for zero in self._zeros]
             return Held(*(sum(tensors, ()) for tensors in zip(*each, strict=True)))
         if self.units:
-            return sharded.held(self.units, self.optimizer)
+            return state.held(self.units, self.optimizer)
         masters = tuple(p for p in getattr(self.optimizer, "masters", ()) if p not in self.kinds)
         grads = tuple(p.grad for p in self.kinds if p.grad is not None)
         states = states_of(getattr(self.optimizer, "optimizer", self.optimizer))
@@ -284,13 +285,6 @@ class Alone(nn.Module):
     def finish(self) -> None:
         if self._finish:
             self._finish()
-
-
-def _average(tensors: list[Tensor], group: Group) -> None:
-    sum_gradients(tensors, group)
-    for tensor in tensors:
-        if tensor.grad is not None:
-            tensor.grad /= dist.get_world_size(group)
 
 
 def _check(zero: int, experts: bool, wrapper: Wrapper) -> None:

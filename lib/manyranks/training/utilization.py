@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks.measure import machine
+from manyranks.parallel.collectives.messages import Group
 from manyranks.theory import flops, hardware
 from manyranks.theory.architecture import ModelShape
 
@@ -71,7 +72,7 @@ def peak(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32)
 def peak_of_ranks(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
 ) -> Peak:
     """Returns the peak of all ranks of the group together, as each of them calls it.
 

@@ -13,7 +13,7 @@ from manyranks.world.processes.team import Team
 from manyranks.world.rank import watch
 from manyranks.world.rank.debugger import Asked
 from manyranks.world.rank.plain import NotPlain
-from manyranks.world.rank.process import ASKED, SHOWN, Reply
+from manyranks.world.rank.reply import ASKED, SHOWN, Reply
 from manyranks.world.rank.shown import Shown
 
 _TICK = 0.1

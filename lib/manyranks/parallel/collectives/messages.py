@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Group = dist.ProcessGroup | None
+Group = dist.ProcessGroup | None  # None: the default group, which has all ranks
 
 
 class Members(NamedTuple):

@@ -7,10 +7,10 @@ MPICH", IJHPCA 19(1), 2005.
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.parallel.collectives.messages import (
+    Group,
     Members,
     chunk_sizes,
     in_place,
@@ -19,9 +19,7 @@ from manyranks.parallel.collectives.messages import (
 )
 
 
-def recursive_doubling_all_reduce(
-    x: Tensor, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def recursive_doubling_all_reduce(x: Tensor, group: Group = None) -> Tensor:
     """Every rank's x becomes the sum of all, in place.
 
     Partners 1, 2, 4, … apart swap whole tensors and add. Returns x.
@@ -31,9 +29,7 @@ def recursive_doubling_all_reduce(
     return _folded(x, group, _swap_and_add)
 
 
-def halving_doubling_all_reduce(
-    x: Tensor, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def halving_doubling_all_reduce(x: Tensor, group: Group = None) -> Tensor:
     """Every rank's x becomes the sum of all, in place.
 
     A halving reduce-scatter, then a doubling all-gather. Returns x.
@@ -44,7 +40,7 @@ def halving_doubling_all_reduce(
     return _folded(x, group, _halve_and_double)
 
 
-def pairwise_all_to_all(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+def pairwise_all_to_all(x: Tensor, group: Group = None) -> Tensor:
     """Rank r gets chunk r of every rank's x.
 
     Returns them end to end in the order of the ranks, flat: n · chunk r.
@@ -65,9 +61,7 @@ def pairwise_all_to_all(x: Tensor, group: dist.ProcessGroup | None = None) -> Te
     return result
 
 
-def _folded(
-    x: Tensor, group: dist.ProcessGroup | None, core: Callable[[Tensor, Members], None]
-) -> Tensor:
+def _folded(x: Tensor, group: Group, core: Callable[[Tensor, Members], None]) -> Tensor:
     """Runs `core` on the largest power of two of ranks.
 
     Of the first 2 · extra ones the even add theirs to the odd before.

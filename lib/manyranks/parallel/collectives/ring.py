@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.parallel.collectives.messages import (
+    Group,
     Members,
     in_place,
     members,
@@ -23,9 +24,7 @@ from manyranks.parallel.collectives.messages import (
 from manyranks.parallel.collectives.naive import naive_gather
 
 
-def ring_all_reduce(
-    x: Tensor, group: dist.ProcessGroup | None = None, pieces: int = 1
-) -> Tensor:
+def ring_all_reduce(x: Tensor, group: Group = None, pieces: int = 1) -> Tensor:
     """Every rank's x becomes the sum of all, in place.
 
     A reduce-scatter, then an all-gather of the sums. Returns x.
@@ -47,9 +46,7 @@ def ring_all_reduce(
     return x
 
 
-def ring_reduce_scatter(
-    x: Tensor, group: dist.ProcessGroup | None = None, pieces: int = 1
-) -> Tensor:
+def ring_reduce_scatter(x: Tensor, group: Group = None, pieces: int = 1) -> Tensor:
     """Sums x over the ranks and leaves each rank one chunk of the sum.
 
     Returns this rank's shard, flat.
@@ -67,7 +64,7 @@ def ring_reduce_scatter(
 
 def ring_all_gather(
     shard: Tensor,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     elements: int | None = None,
     pieces: int = 1,
 ) -> Tensor:
@@ -89,7 +86,7 @@ def ring_all_gather(
     return whole
 
 
-def ring_reduce(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
+def ring_reduce(x: Tensor, root: int = 0, group: Group = None) -> Tensor:
     """The root's x becomes the sum of all ranks', in place; the others' stay.
 
     A reduce-scatter, then a gather. Returns x.
@@ -107,7 +104,7 @@ def ring_reduce(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
 def ring_broadcast(
     x: Tensor,
     root: int = 0,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     pieces: int | None = None,
 ) -> Tensor:
     """Every rank's x becomes the root's, in place.
@@ -134,9 +131,7 @@ def ring_broadcast(
     return x
 
 
-def hierarchical_all_reduce(
-    x: Tensor, node: int, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def hierarchical_all_reduce(x: Tensor, node: int, group: Group = None) -> Tensor:
     """Every rank's x becomes the sum of all, in place, with little traffic between nodes.
 
     A ring reduce-scatter inside each node; a ring all-reduce of shard i among the i-th

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.collectives.messages import Group, members
 from manyranks.parallel.context import layouts
 from manyranks.parallel.context.checks import groups
 from manyranks.parallel.context.exchange import (
@@ -31,9 +31,9 @@ from manyranks.parallel.context.exchange import (
 )
 from manyranks.parallel.context.latent import latent_attention
 from manyranks.parallel.context.layouts import TILE, Mask
-from manyranks.parallel.context.ring import Group, ring_attention
-from manyranks.parallel.parts import Accumulating, check_mesh, matching, sum_gradients
-from manyranks.parallel.sharding import refuse_shards
+from manyranks.parallel.context.ring import ring_attention
+from manyranks.parallel.shard import refuse_shards
+from manyranks.parallel.wrappers import Accumulating, check_mesh, matching, sum_gradients
 
 ATTENTION = {
     "ring": ring_attention,

@@ -25,11 +25,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyranks.parallel.collectives.messages import Members, members
+from manyranks.parallel.collectives.messages import Group, Members, members
 from manyranks.parallel.context.exchange import blockwise_attention
 from manyranks.parallel.context.layouts import positions
-from manyranks.parallel.context.ring import Group, ring_attention
-from manyranks.parallel.parts import sum_gradients
+from manyranks.parallel.context.ring import ring_attention
+from manyranks.parallel.wrappers import sum_gradients
 
 IGNORED = -100  # a target that doesn't count: F.cross_entropy's ignore_index
 WORTH = 0.01  # of the slowest rank's scores: what more ranks for a document must save

@@ -23,12 +23,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyranks.parallel import sharding
-from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.collectives.messages import Group, members
 from manyranks.parallel.context.checks import check_heads, fitting, groups, zeros_like
 from manyranks.parallel.context.layouts import Keys, Mask
-from manyranks.parallel.context.ring import Attention, Behind, Group, ring_attention
-from manyranks.parallel.parts import Conjugate
+from manyranks.parallel.context.ring import Attention, Behind, ring_attention
+from manyranks.parallel.flat_parameters import reduce_scatter
+from manyranks.parallel.wrappers import Conjugate
 
 
 def blockwise_attention(q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, **mask) -> Tensor:
@@ -115,7 +115,7 @@ class Scattered:
         self.visited += 1  # the part lies in its place
 
     def home(self) -> Tensor:
-        own = sharding.reduce_scatter(self.dkv_N2BGSD.flatten(), self.group)
+        own = reduce_scatter(self.dkv_N2BGSD.flatten(), self.group)
         return own.view_as(self.dkv_N2BGSD[0])
 
 

@@ -16,17 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.collectives.messages import Group, members
 from manyranks.parallel.context.checks import fitting, not_autocast, zeros_like
 from manyranks.parallel.context.layouts import Mask, Queries
-from manyranks.parallel.context.ring import (
-    Found,
-    Group,
-    Output,
-    Ring,
-    attend,
-    attend_backward,
-)
+from manyranks.parallel.context.ring import Found, Output, Ring, attend, attend_backward
 
 
 def latent_attention(

@@ -11,7 +11,7 @@ others than those that cut attention: see training.parallelize.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,20 +19,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyranks.parallel import clipping, replicas, sharding
-from manyranks.parallel.collectives.messages import members
+from manyranks.parallel import clipping, replicas
+from manyranks.parallel.collectives.messages import Group, members
 from manyranks.parallel.expert import checks
-from manyranks.parallel.expert.dispatch import Experts, Group, in_slices, one_hop
+from manyranks.parallel.expert.dispatch import Experts, in_slices, one_hop
 from manyranks.parallel.expert.router import Router, move_biases, take_counts
 from manyranks.parallel.expert.two_hops import two_hops
-from manyranks.parallel.parts import (
+from manyranks.parallel.shard import refuse_shards
+from manyranks.parallel.tensor.cuts import Cut, equal
+from manyranks.parallel.wrappers import (
     Accumulating,
+    average_gradients,
     matching,
     only_whole,
     saves,
-    sum_gradients,
 )
-from manyranks.parallel.tensor.cuts import Cut, equal
 
 
 class ExpertParallel(Accumulating):
@@ -67,7 +68,7 @@ class ExpertParallel(Accumulating):
         same_tokens: bool = False,
     ):
         super().__init__(module)
-        sharding.refuse_shards(module.named_parameters(), "ExpertParallel")
+        refuse_shards(module.named_parameters(), "ExpertParallel")
         self.group, self.ranks, self.reduces = group, len(members(group).ranks), reduces
         groups = {"experts": group}
         if mesh is not None:
@@ -147,8 +148,8 @@ class ExpertParallel(Accumulating):
         if self._accumulates:
             return
         if self.reduces:
-            _average(self.dense_parameters(), self.group)
-            _average(self.expert_parameters(), self.replicas)
+            average_gradients(self.dense_parameters(), self.group)
+            average_gradients(self.expert_parameters(), self.replicas)
         if self._routers:
             self.load_LE = take_counts(self._routers)
             for group in self._counted:
@@ -164,12 +165,12 @@ class ExpertParallel(Accumulating):
         if self.sharers > 1:
             raise ValueError(
                 f"{self.sharers} ranks share each loss, and what is cut over them isn't "
-                "known here: clip as training.spread does, by parallel.sharding"
+                "known here: clip as training.spread does, by parallel.clipping"
             )
         dense, own = self.dense_parameters(), self.expert_parameters()
         holders = [self.ranks] * len(dense)
         holders += [dist.get_world_size(self.replicas)] * len(own)
-        return sharding.clip_grad_norm([*dense, *own], most, self.group, holders)
+        return clipping.clip_grad_norm([*dense, *own], most, self.group, holders)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Returns the module's state_dict, with all experts, on every rank; all call it."""
@@ -255,12 +256,3 @@ def _hooked(parameter: nn.Parameter, hook: Callable) -> None:
     learns = parameter.requires_grad
     parameter.requires_grad_().register_hook(hook)
     parameter.requires_grad_(learns)
-
-
-def _average(parameters: Iterable[nn.Parameter], group: Group) -> None:
-    parameters, n = list(parameters), dist.get_world_size(group)
-    if n > 1:
-        sum_gradients(parameters, group)
-    for p in parameters:
-        if p.grad is not None:
-            p.grad.div_(n)

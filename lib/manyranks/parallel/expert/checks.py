@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyranks.parallel import parts
+from manyranks.parallel import wrappers
 from manyranks.parallel.collectives.messages import Group
 
 SCORES = ("softmax", "sigmoid")
@@ -78,7 +78,7 @@ def check_mesh(mesh: DeviceMesh, group: Group) -> None:
     own = dist.get_process_group_ranks(group or dist.group.WORLD)
     if cut and set(own) < set(ranks) and len(ranks) % len(own) == 0:
         return
-    parts.check_mesh(mesh, group)
+    wrappers.check_mesh(mesh, group)
 
 
 def check_experts(

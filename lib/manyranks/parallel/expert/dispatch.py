@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.expert.checks import check_choices
-from manyranks.parallel.parts import Conjugate, autocast
+from manyranks.parallel.wrappers import Conjugate, autocast
 
 Compute = Callable[
     [Tensor, Sequence[int]], Tensor

@@ -13,14 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.expert.checks import (
     check_choices,
     check_devices,
     check_factor,
     check_router,
 )
-from manyranks.parallel.expert.dispatch import Group, Routing, choose
-from manyranks.parallel.partition import in_backward
+from manyranks.parallel.expert.dispatch import Routing, choose
+from manyranks.parallel.wrappers import in_backward
 
 _TINY = 1e-20
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.expert.dispatch import (
     Compute,
-    Group,
     Routing,
     all_to_all,
     exchange,

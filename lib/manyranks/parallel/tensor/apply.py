@@ -22,19 +22,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from manyranks.parallel import clipping, sharding
-from manyranks.parallel.parts import (
-    Accumulating,
-    matching,
-    only_whole,
-    saves,
-    sum_gradients,
-)
+from manyranks.parallel import clipping
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.tensor import checks, state
 from manyranks.parallel.tensor.cuts import (
     Column,
     Cut,
-    Group,
     Masks,
     Positions,
     Row,
@@ -54,6 +47,13 @@ from manyranks.parallel.tensor.layers import (
 from manyranks.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
     vocab_parallel_cross_entropy,
+)
+from manyranks.parallel.wrappers import (
+    Accumulating,
+    matching,
+    only_whole,
+    saves,
+    sum_gradients,
 )
 
 _PRIME = 2_654_435_761  # Knuth's multiplier, so that neighbors' seeds are far apart
@@ -203,7 +203,7 @@ class TensorParallel(Accumulating):
         """
         named = dict(self.module.named_parameters())
         holders = [self.holders(name) for name in named]
-        return sharding.clip_grad_norm(named.values(), most, self.group, holders)
+        return clipping.clip_grad_norm(named.values(), most, self.group, holders)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state_dict, on every rank; all ranks call it."""

@@ -25,11 +25,10 @@ from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from manyranks.parallel.parts import Conjugate
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.tensor import layers
 from manyranks.parallel.tensor.cuts import (
     Cut,
-    Group,
     Masks,
     Style,
     Vocabulary,
@@ -38,6 +37,7 @@ from manyranks.parallel.tensor.cuts import (
     rank,
     size,
 )
+from manyranks.parallel.wrappers import Conjugate
 
 # In the table
 

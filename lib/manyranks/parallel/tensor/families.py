@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyranks.parallel.parts import saves
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.tensor import checks
 from manyranks.parallel.tensor.apply import TensorParallel, group_of, parallelize
-from manyranks.parallel.tensor.cuts import Column, Group, Row, Style, Vocabulary, size
+from manyranks.parallel.tensor.cuts import Column, Row, Style, Vocabulary, size
 from manyranks.parallel.tensor.layers import gather_in
+from manyranks.parallel.wrappers import saves
 
 # By where a model has its layers: what in them makes queries, keys and so on. No model has
 # all of them; one layer may make several, end to end.

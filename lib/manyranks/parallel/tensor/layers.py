@@ -34,10 +34,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyranks.parallel import sharding
-from manyranks.parallel.parts import Conjugate, autocast
+from manyranks.parallel import flat_parameters
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.tensor import overlapped
-from manyranks.parallel.tensor.cuts import Cut, Group, check_sequence, equal, rank, size
+from manyranks.parallel.tensor.cuts import Cut, check_sequence, equal, rank, size
+from manyranks.parallel.wrappers import Conjugate, autocast
 
 # What happens to activations where a parallel part begins and ends
 
@@ -96,7 +97,7 @@ def reduce_scatter(x_BSO: Tensor, group: Group = None) -> Tensor:
     if t == 1:
         return x_BSO
     parts_tBsO = torch.stack(x_BSO.chunk(t, 1))
-    own_E = sharding.reduce_scatter(parts_tBsO.view(-1), group)
+    own_E = flat_parameters.reduce_scatter(parts_tBsO.view(-1), group)
     return own_E.view(parts_tBsO.shape[1:]).detach()
 
 

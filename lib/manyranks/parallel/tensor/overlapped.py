@@ -32,9 +32,9 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from manyranks.parallel.collectives.messages import Members, wait
-from manyranks.parallel.parts import autocast
-from manyranks.parallel.tensor.cuts import Group, check_sequence, rank, size
+from manyranks.parallel.collectives.messages import Group, Members, wait
+from manyranks.parallel.tensor.cuts import check_sequence, rank, size
+from manyranks.parallel.wrappers import autocast
 
 
 def column(

@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.precision import make_states
-from manyranks.parallel.tensor.cuts import Cut, Group, Span, size
+from manyranks.parallel.tensor.cuts import Cut, Span, size
 
 Cuts = dict[str, Cut]
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from manyranks.parallel.tensor.cuts import Cut, Group, padded, rank, size
+from manyranks.parallel.collectives.messages import Group
+from manyranks.parallel.tensor.cuts import Cut, padded, rank, size
 from manyranks.parallel.tensor.layers import (
     How,
     all_reduce,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from manyranks.measure.calls import Call
 from manyranks.measure.divergence import signature
 from manyranks.measure.operators import POINT_TO_POINT
-from manyranks.world.rank.process import Reply
+from manyranks.world.rank.reply import Reply
 from manyranks.world.rank.watch import Whereabouts
 
 _ALIKE = {"reduce_scatter": "all_reduce"}  # gloo makes the first of the second, so they may meet

@@ -14,7 +14,7 @@ from manyranks.world.faults.outcome import Outcome
 from manyranks.world.processes.team import Team
 from manyranks.world.rank import messages
 from manyranks.world.rank.debugger import Left
-from manyranks.world.rank.process import Failure
+from manyranks.world.rank.reply import Failure
 from manyranks.world.rank.watch import Whereabouts
 
 _FAULT_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')

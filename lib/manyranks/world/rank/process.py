@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,16 +20,13 @@ import torch
 import torch.distributed as dist
 
 from manyranks.measure import wire
-from manyranks.measure.calls import RECENT, Call, Recorder
-from manyranks.measure.location import machinery
+from manyranks.measure.calls import RECENT, Recorder
 from manyranks.world.fences.confine import Confined, confine
 from manyranks.world.rank import debugger, messages, plain, shown, watch
-from manyranks.world.rank.recording import Recording, record
+from manyranks.world.rank.recording import record
+from manyranks.world.rank.reply import ASKED, REPLY, SHOWN, Reply, failure_of
 
-_CAUSES, _DEEP, _LONG = 3, 20, 20_000  # how much of an exception is shown
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _C = ctypes.CDLL(None)
-REPLY, SHOWN, ASKED = b"r", b"s", b"a"  # what a message to the notebook is
 _FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expired wait would break gloo's pair for good
 
 
@@ -47,34 +43,6 @@ class Setup:
     environment: dict[str, str | None]  # what has changed since this process's environment was made
     confined: Confined | None = None
     clock: float | None = None  # what the notebook's clock shows, where the rank may be on a machine with another one
-
-
-@dataclass
-class Failure:
-    """An exception, in a form that always travels."""
-
-    kind: str
-    rendered: str
-    frames: list[tuple[str, int, str]]  # file, line, function; outermost first
-    said: tuple[str, ...]  # the exception's arguments, as words
-    pickled: bytes | None
-    when: float
-    cause: "Failure | None" = None
-
-
-@dataclass
-class Reply:
-    """A rank's reply: how a run ended there. Where it ended well, the frames of its result follow in the message.
-
-    It has no tensor and no array, for it must pack into one frame.
-    """
-
-    failure: Failure | None = None
-    recording: Recording | None = None
-    counts: dict[str | tuple[str, str, int | None, int], int] | None = None  # as Recorder's: do the ranks agree?
-    members: dict[str, tuple[int, ...]] | None = None
-    recent: list[Call] | None = None
-    broken: bool = False
 
 
 def serve_notebook(recorder: Recorder, command: int, control: int, faults: int) -> int:
@@ -188,7 +156,7 @@ def _perform(task: list, recorder: Recorder, running: threading.Event, pack: Cal
         running.clear()
         if function is not debugger.after and pack is messages.pack:
             debugger.keep(error.__traceback__)
-        reply.failure = _failure(debugger.named(error), whole=pack is messages.pack)
+        reply.failure = failure_of(debugger.named(error), whole=pack is messages.pack)
         with contextlib.suppress(Exception):
             shown.flush_figures()
     finally:
@@ -209,50 +177,6 @@ def _packed(value, pack: Callable) -> list:
             f"the result, a {type(value).__name__}, cannot be sent to the notebook ({error}); "
             "return tensors, numbers, strings, or lists and dicts of them"
         ) from None
-
-
-def _failure(error: BaseException, whole: bool, depth: int = 0) -> Failure:
-    """Describes an exception. whole: whether the exception itself travels, too."""
-    trace, cause = error.__traceback__, error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    try:
-        pickled = cloudpickle.dumps(error.with_traceback(None)) if whole and depth == 0 else None
-    except Exception:
-        pickled = None
-    return Failure(
-        type(error).__name__,
-        _rendered(error),
-        _readers([(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(trace)]),
-        _said(error),
-        pickled,
-        time.perf_counter(),
-        _failure(cause, whole, depth + 1) if cause is not None and depth < _CAUSES else None,
-    )
-
-
-def _rendered(error: BaseException) -> str:
-    """The exception's last lines, as Python prints them; of a group, its members too."""
-    try:
-        lines = "".join(traceback.format_exception_only(error)).strip()
-        members = [f"  | {_rendered(member)}" for member in getattr(error, "exceptions", ())]
-    except Exception:  # its __str__ raises
-        return type(error).__name__
-    text = "\n".join([lines, *members])
-    return text if len(text) < _LONG else f"{text[: _LONG // 2]} … {text[-_LONG // 2 :]}"
-
-
-def _said(error: BaseException) -> tuple[str, ...]:
-    try:
-        return tuple(str(argument)[:_LONG] for argument in error.args[:_CAUSES])
-    except Exception:  # their __str__ raises
-        return ("",)
-
-
-def _readers(frames: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
-    """The frames of the reader's code, and the line of a library that raised; the middle of a deep recursion left out."""
-    readers = [frame for frame in frames if not machinery(frame[0])]
-    if frames and machinery(frames[-1][0]) and not frames[-1][0].startswith(_OURS):
-        readers.append(frames[-1])
-    return readers if len(readers) <= _DEEP else [*readers[: _DEEP // 2], *readers[-_DEEP // 2 :]]
 
 
 def _flush() -> None:

@@ -1,4 +1,4 @@
-"""Parts of a model and messages in autograd, to change a model from outside."""
+"""The common parts of wrappers: how they find modules, send in autograd, and add up."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -109,6 +109,11 @@ def autocast(x: Tensor | None) -> Tensor | None:
     return x if skipped else x.to(torch.get_autocast_dtype(kind))
 
 
+def in_backward() -> bool:
+    """Tells whether autograd is running a backward, as when a checkpoint recomputes."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def sum_gradients(parameters: Iterable[nn.Parameter], group: Group = None) -> None:
     """Sums their gradients, end to end in one row for each dtype, in one all-reduce.
 
@@ -126,3 +131,16 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: Group = None) -> No
         dist.all_reduce(row, group=group)
         for grad, total in zip(own, row.split([g.numel() for g in own]), strict=True):
             grad.copy_(total.view_as(grad))
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], group: Group = None) -> None:
+    """Turns their gradients into the group's mean. A group of one rank sends nothing.
+
+    Raises ValueError as sum_gradients does.
+    """
+    parameters, n = list(parameters), dist.get_world_size(group)
+    if n > 1:
+        sum_gradients(parameters, group)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.div_(n)

@@ -1,147 +1,23 @@
-"""FSDP: stage 3 of ZeRO in units, such as layers, with messages beside computing.
+"""FSDP's step: when the units of a module are gathered, freed and reduced."""
 
-    forward    gather 1 | compute 1, gather 2 | free 1, compute 2, gather 3 | …
-    backward   compute L, gather L−1 | free L, reduce L, compute L−1, gather L−2 | …
-
-Two of L units are whole at a time: the one that computes and the next one. The last one
-stays after forward, because backward starts with it. In backward three things happen at
-once: a unit computes, the next one is on its way here, and the gradients of the previous
-one are on their way to their owners. So a rank sends, for Φ parameters on N ranks,
-(N − 1)/N times Φ for forward, Φ less the last unit for backward, and Φ for the gradients.
-
-    model = FullyShardedDataParallel(model, compute_dtype=torch.bfloat16)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loss(model(x), y).backward(); model.finish(); optimizer.step(); optimizer.zero_grad()
-
-Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
-arXiv 2304.11277, sections 3 and 4.
-"""
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.hooks import RemovableHandle
 
-from manyranks.parallel import partition, sharding
-from manyranks.parallel.partition import in_backward, learning
-from manyranks.parallel.parts import only_whole, saves
-from manyranks.parallel.same_order import Order
-from manyranks.parallel.shard import Origin, as_parts
-from manyranks.parallel.sharded import Sharded
-from manyranks.parallel.sharding import Group
-
-
-class Unit:
-    """Parameters that are gathered, freed and reduced together.
-
-    The model's Parameters become `shards`, which an optimizer trains. While the unit is
-    here, modules compute with `whole`, Parameters that are views of one row. The row's
-    memory comes and goes. Autograd's saved tensors lie in it, too, and are right again as
-    soon as the row is gathered again.
-    """
-
-    def __init__(
-        self,
-        part: partition.Part,
-        group: Group = None,
-        dtype: torch.dtype | None = None,
-        reduce_dtype: torch.dtype | None = None,
-        replicas: Group = None,
-        finish_gather: Callable[[dist.Work], object] = dist.Work.wait,
-    ):
-        self.part, self.group, self.replicas = part, group, replicas
-        self.row, self.shards = sharding.Row(part.named, group), list(part.named.values())
-        row_E = self.row.of(self.shards)
-        self.row_E = row_E.to(dtype) if dtype and row_E.is_floating_point() else row_E
-        self.bytes, self.reduce_dtype = self.row_E.nbytes, reduce_dtype or self.row_E.dtype
-        own = self.row.split(self.row.own(row_E))
-        self.whole = partition.split(part.named, self.row.parts(self.row_E), own)
-        self.learns = self.shards[0].requires_grad
-        self.missing = set(self.whole)  # those whose gradients haven't come
-        self.used = False  # in a forward pass whose gradients weren't reduced yet
-        self.gathered, self.shown = True, False  # whether modules have the whole ones
-        self._versions = self._now()  # of what was gathered
-        self._gather: dist.Work | None = None  # the row is on its way here
-        self.finish_gather = finish_gather
-        self._reduction: Callable[[], Tensor] | None = None  # gradients are on their way
-        self.free()
-
-    def _now(self) -> list[int]:
-        with as_parts():
-            return [shard._version for shard in self.shards]
-
-    @torch.no_grad()
-    def start(self) -> None:
-        """Starts to gather the row, unless it's here or on its way."""
-        if self._versions != (now := self._now()):
-            self._versions = now
-            self.free()
-            torch.autograd.graph.increment_version(self.whole)  # refuses an older backward
-        if not self.gathered:
-            self.row_E.untyped_storage().resize_(self.bytes)
-            mine_S = self.row.join(self.shards, self.row.own(self.row_E))
-            self._gather = dist.all_gather_single(
-                self.row_E, mine_S, group=self.group, async_op=True
-            )
-            self.gathered = True
-
-    def wait(self) -> None:
-        """Returns when the modules have their whole parameters."""
-        self.start()
-        if self._gather is not None:
-            self.finish_gather(self._gather)
-            self._gather = None
-        if not self.shown:
-            self.part.show(self.whole)
-            self.shown = True
-
-    def hide(self) -> None:
-        """Makes the modules' attributes the shards again; the row stays."""
-        if self.shown:
-            self.part.show(self.shards)
-            self.shown = False
-
-    def free(self) -> None:
-        """Gives the row's memory back."""
-        self.hide()
-        if self._gather is not None:
-            self._gather.wait()  # nobody may write to memory that is given back
-            self._gather = None
-        if self.gathered:
-            self.row_E.untyped_storage().resize_(0)
-            self.gathered = False
-
-    def reduce(self) -> None:
-        """Starts to send the gradients, as means, to the owners of their shards."""
-        self.hand_over()
-        self._absent = [whole.grad is None for whole in self.whole]
-        grad_E = self.row.take_gradients(self.whole, self.reduce_dtype)
-        self._reduction = sharding.start_reduce_scatter(grad_E, self.group)
-        self.missing, self.used = set(self.whole), False
-
-    @torch.no_grad()
-    def hand_over(self) -> None:
-        """Waits for what reduce() has started, and adds it to the shards' gradients."""
-        if self._reduction is None:
-            return
-        mean_S = self._reduction()
-        self._reduction = None
-        if self.replicas is not None:
-            mean_S /= dist.get_world_size(self.replicas)
-            dist.all_reduce(mean_S, group=self.replicas)
-        mean_S = mean_S.to(self.shards[0].dtype)
-        partition.accumulate(self.shards, self.row.gradients(mean_S, self._absent))
-
-    def forget(self) -> None:
-        """Drops whole gradients, and those on their way."""
-        if self._reduction is not None:
-            self._reduction()
-        self._reduction, self.missing = None, set(self.whole)
-        for whole in self.whole:
-            whole.grad = None
+from manyranks.parallel import replicas
+from manyranks.parallel.collectives.messages import Group
+from manyranks.parallel.fsdp.cut import Part, cut
+from manyranks.parallel.fsdp.order import Order
+from manyranks.parallel.fsdp.state import Sharded
+from manyranks.parallel.fsdp.unit import Unit
+from manyranks.parallel.shard import Origin
+from manyranks.parallel.wrappers import in_backward, only_whole, saves
 
 
 class FullyShardedDataParallel(Sharded):
@@ -182,11 +58,11 @@ class FullyShardedDataParallel(Sharded):
         shared_by: Callable[[nn.Parameter], Group] | None = None,
     ):
         super().__init__()
-        self.group, replicas = partition.levels(group, mesh)
+        self.group, replica_group = _levels(group, mesh)
         group_of = shared_by or (lambda parameter: self.group)
         inner = [m for m in module.modules() if isinstance(m, Sharded)]
-        cut = partition.cut(module, units, group_of, inner)
-        partition.equalize(module, cut.parts, self.group, replicas, group_of)
+        found = cut(module, units, group_of, inner)
+        _equalize(module, found.parts, self.group, replica_group, group_of)
         self.module, self._dtype, self.training = module, compute_dtype, module.training
         self._prefetch, self._keep_last = prefetch, keep_last
         self._lead = lambda: self  # a function: a module as an attribute would be a child
@@ -196,12 +72,12 @@ class FullyShardedDataParallel(Sharded):
                 group_of(part.first),
                 dtype=compute_dtype,
                 reduce_dtype=reduce_dtype,
-                replicas=replicas,
+                replicas=replica_group,
                 finish_gather=lambda work: self._lead()._order.wait(work),
             )
-            for part in cut.parts
+            for part in found.parts
         ]
-        self._needs = {used: [own[k] for k in of] for used, of in cut.needs.items()}
+        self._needs = {used: [own[k] for k in of] for used, of in found.needs.items()}
         for unit in own:
             each = zip(unit.part.named, unit.shards, unit.row.firsts, strict=True)
             for name, shard, first in each:
@@ -219,11 +95,28 @@ class FullyShardedDataParallel(Sharded):
         self._leaving: Unit | None = None  # its gradients are on their way
         self._backward_runs = False
         self._arrived = False  # a gradient, in this backward
-        self._frees = partition.Ends(self._needs)
+        self._users: dict[Unit, set[nn.Module]] = {}  # the modules that need it
+        self._computing: set[nn.Module] = set()  # in backward
         self.forward = torch.compiler.disable(self.forward)  # the module may be compiled
-        self._hooks = partition.hooks(
-            self._needs, self._before_forward, self._after_forward, self._gradient
-        )
+        self._hooks = self._register()
+
+    def _register(self) -> list[RemovableHandle]:
+        """Lets modules call before and after their forward, and parameters with a gradient.
+
+        Ours comes first: other hooks may use a module's parameters.
+        """
+        before = torch.compiler.disable(self._before_forward)
+        after = torch.compiler.disable(self._after_forward)
+        found = []
+        for module in self._needs:
+            how = {"with_kwargs": True, "prepend": True}
+            found.append(module.register_forward_pre_hook(before, **how))
+            found.append(module.register_forward_hook(after, always_call=True))
+        for unit in self.units:
+            for whole in unit.whole if unit.learns else ():
+                hook = partial(self._gradient, unit)
+                found.append(whole.register_post_accumulate_grad_hook(hook))
+        return found
 
     def _follow(self, lead: "FullyShardedDataParallel") -> dict[nn.Module, list[Unit]]:
         """Leaves it to a wrapper around this one to say when units come and go."""
@@ -236,10 +129,11 @@ class FullyShardedDataParallel(Sharded):
     def forward(self, *args, **kwargs):
         """The module's, of inputs in compute_dtype. Raises ValueError for a changed one."""
         if self._dtype:
-            args, kwargs = partition.cast((args, kwargs), self._dtype)
+            args, kwargs = _cast((args, kwargs), self._dtype)
         if self._lead() is not self or in_backward():
             return self.module(*args, **kwargs)
-        partition.check([unit.part for unit in self.units])
+        for unit in self.units:
+            unit.part.check()
         self._order.begin("forward")
         self._order.begin("backward")
         if self._reduces:  # else no optimizer has stepped since what is still here came
@@ -250,7 +144,7 @@ class FullyShardedDataParallel(Sharded):
             self.forget()
         outputs = self.module(*args, **kwargs)
         self._order.end("forward")
-        for output in learning(outputs):
+        for output in _learning(outputs):
             output.register_hook(lambda grad: self._expect_end())
         if not torch.is_grad_enabled():
             self._free_done(self.units)  # also what was gathered ahead and not used
@@ -265,7 +159,7 @@ class FullyShardedDataParallel(Sharded):
             return  # a checkpoint computes it again, and its gradient has brought them
         if not in_backward():
             self._free_done(but=self._needs[module])
-            self._frees.watch(module, (args, kwargs))
+            self._watch(module, (args, kwargs))
         for unit in self._needs[module]:
             unit.wait()
             unit.used |= torch.is_grad_enabled()
@@ -292,16 +186,42 @@ class FullyShardedDataParallel(Sharded):
             self._done += self._needs[module]
             if not self._keep_last:
                 self._free_done()
-            for output in learning(outputs):
+            for output in _learning(outputs):
                 output.register_hook(partial(self._before_backward, module))
+
+    def _watch(self, module: nn.Module, inputs: object) -> None:
+        """Waits for the gradients of all its inputs: the last one ends its backward."""
+        for unit in self._needs[module]:
+            self._users.setdefault(unit, set()).add(module)
+        missing = set(range(len(tensors := _learning(inputs))))
+        for k, tensor in enumerate(tensors):
+            tensor.register_hook(partial(self._after_backward, module, missing, k))
 
     def _before_backward(self, module: nn.Module, grad: Tensor) -> None:
         self._expect_end()
-        self._frees.begin(module)
+        if torch.is_grad_enabled():
+            raise ValueError(
+                "create_graph=True: a sharded module has no gradients of gradients: its "
+                "rows are gone by then; take them of a copy that isn't sharded"
+            )
+        self._computing.add(module)
         self._free_done(but=self._needs[module])
         for unit in self._needs[module]:
             unit.wait()
         self._start_next(module)
+
+    def _after_backward(
+        self, module: nn.Module, missing: set[int], k: int, grad: Tensor
+    ) -> None:
+        """Frees units that no parameter's gradient frees: frozen, or several modules'."""
+        missing.discard(k)
+        if missing:
+            return
+        self._computing.discard(module)
+        needed = {unit for other in self._computing for unit in self._needs[other]}
+        for unit in self._needs[module]:
+            if unit not in needed and (not unit.learns or len(self._users[unit]) > 1):
+                unit.free()
 
     def _gradient(self, unit: Unit, whole: nn.Parameter) -> None:
         """A parameter's gradient is ready. When all of a unit's are, they leave."""
@@ -359,9 +279,75 @@ class FullyShardedDataParallel(Sharded):
                     self._reduce(unit)
             self._hand_over()
             self._done.clear()
-            self._frees.clear()
+            self._computing.clear()  # also modules whose backward never came to its end
         self._backward_runs = self._arrived = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, gradients add up on each rank, whole; none are sent.
+
+        The next backward outside reduces the sums. It saves messages and costs memory:
+        without it, each backward adds to the shards' gradients. To forget the sums, call
+        this module's zero_grad(): an optimizer's doesn't know them.
+        """
+        lead = self._lead()
+        before = lead._reduces
+        lead._reduces = False
+        try:
+            yield
+        finally:
+            lead._reduces = before
 
     def finish(self) -> None:
         """Ends a step on all ranks, as backward does itself: reduces what is left."""
         self._lead()._end(finished=True)
+
+
+def _levels(group: Group, mesh: DeviceMesh | None) -> tuple[Group, Group]:
+    """Returns the group that shards, and the one that replicates, if any.
+
+    Raises ValueError for a mesh that isn't of two dimensions, and one beside a group.
+    """
+    if mesh is None:
+        return group, None
+    if group is not None or mesh.ndim != 2:
+        raise ValueError(
+            f"mesh={mesh}: give a mesh of two dimensions, replicas × shards, and no group"
+        )
+    return mesh.get_group(1), mesh.get_group(0)
+
+
+def _equalize(
+    module: nn.Module,
+    parts: list[Part],
+    group: Group,
+    replica_group: Group,
+    group_of: Callable[[nn.Parameter], Group],
+) -> None:
+    """Gives all ranks the parameters and buffers of the group's rank 0.
+
+    Raises ValueError where the ranks' models differ.
+    """
+    replicas.check_same(module, group)
+    named = {p: part for part in parts for p in part.named.values()}
+    if replica_group is not None:
+        replicas.broadcast([*named, *module.buffers()], replica_group)
+    for parameter in named:
+        replicas.broadcast([parameter], group_of(parameter))
+    replicas.broadcast(module.buffers(), group)
+
+
+def _learning(values: object) -> list[Tensor]:
+    """Returns the results that learn, in nested values or an object's attributes."""
+    leaves = tree_leaves((values, getattr(values, "__dict__", None)))
+    return [x for x in leaves if isinstance(x, Tensor) and x.grad_fn is not None]
+
+
+def _cast(values: object, dtype: torch.dtype) -> object:
+    """Returns nested values with floating-point tensors in another dtype."""
+
+    def one(value: object) -> object:
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if floats else value
+
+    return tree_map(one, values)

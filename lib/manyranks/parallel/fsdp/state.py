@@ -1,13 +1,12 @@
-"""A fully sharded module between steps: accumulates, clips, and tells its state."""
+"""A fully sharded module between steps: clips, and tells its state and what it holds."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel import sharding
+from manyranks.parallel import clipping
 from manyranks.parallel.precision import Held, states_of
 
 
@@ -17,22 +16,6 @@ class Sharded(nn.Module):
     def compile(self, *args, **kwargs) -> None:
         """Compiles the module inside, as nn.Module's; messages stay outside its graphs."""
         self.module.compile(*args, **kwargs)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Inside, gradients add up on each rank, whole; none are sent.
-
-        The next backward outside reduces the sums. It saves messages and costs memory:
-        without it, each backward adds to the shards' gradients. To forget the sums, call
-        this module's zero_grad(): an optimizer's doesn't know them.
-        """
-        lead = self._lead()
-        before = lead._reduces
-        lead._reduces = False
-        try:
-            yield
-        finally:
-            lead._reduces = before
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, also those that no_sync() has kept whole."""
@@ -63,11 +46,11 @@ class Sharded(nn.Module):
         """
         if len({unit.group for unit in self.units}) > 1:
             raise ValueError(
-                "the units are sharded over different ranks: call sharding.clip_grad_norm "
+                "the units are sharded over different ranks: call clipping.clip_grad_norm "
                 "with all shards, and how many ranks hold each"
             )
         shards = [shard for unit in self.units for shard in unit.shards]
-        return sharding.clip_grad_norm(shards, most, self.units[0].group)
+        return clipping.clip_grad_norm(shards, most, self.units[0].group)
 
     def _apply(self, fn, recurse: bool = True):
         """Raises ValueError where .to(), .half() or .cuda() would change the shards."""

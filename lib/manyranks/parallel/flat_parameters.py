@@ -1,15 +1,15 @@
-"""Rows: parameters end to end, cut into one equal shard per rank.
+"""Flat parameters: end to end in one row, which is cut into one equal shard per rank.
 
     N     ranks that share the row
     E     elements of the row: its parameters, and padding up to a multiple of N
     S     elements of a shard, E / N
 
 The whole row comes by an all-gather, and its gradient leaves by a reduce-scatter. Either
-way a rank sends (N − 1)/N of the row.
+way a rank sends (N − 1)/N of the row. PyTorch's FSDP calls a row a FlatParameter.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise, repeat
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,6 @@ from manyranks.parallel.collectives.ring import add_up
 from manyranks.parallel.shard import local
 
 Named = dict[str, nn.Parameter]
-_HALF = (torch.bfloat16, torch.float16)
 
 
 class Row:
@@ -157,55 +156,3 @@ def start_reduce_scatter(row_E: Tensor, group: Group = None) -> Callable[[], Ten
         return sum_S
 
     return shard
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype an optimizer works in: 32 bits for parameters in 16."""
-    return torch.float32 if dtype in _HALF else dtype
-
-
-def is_shard(parameter: Tensor) -> bool:
-    """Tells whether a wrapper has turned this parameter into its own rank's shard."""
-    return hasattr(parameter, "whole")
-
-
-def refuse_shards(named: Iterable[tuple[str, Tensor]], what: str) -> None:
-    """Raises ValueError where a parameter is a shard already, which differs by rank.
-
-    named: parameters with their names
-    what: the class that can't take it
-    """
-    for name, parameter in named:
-        if is_shard(parameter):
-            raise ValueError(
-                f"{name} is this rank's shard of a fully sharded module: {what} would mix "
-                "up the ranks' shards; give it the parameters outside that module only"
-            )
-
-
-@torch.no_grad()
-def clip_grad_norm(
-    shards: Iterable[Tensor],
-    most: float,
-    group: Group = None,
-    holders: Iterable[int] = repeat(1),
-) -> Tensor:
-    """Scales the shards' gradients so that the norm over all ranks is at most `most`.
-
-    holders: how many ranks have each shard
-    Returns the norm before. Raises ValueError for most below 0.
-    """
-    if not most >= 0:
-        raise ValueError(f"most={most}: give the largest norm that a gradient may have")
-    pairs = zip(shards, holders, strict=False)
-    grads = [(local(shard.grad), count) for shard, count in pairs if shard.grad is not None]
-    device = grads[0][0].device if grads else None
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for grad, count in grads:
-        total += grad.square().sum(dtype=torch.float64) / count
-    if dist.is_initialized() and dist.get_world_size(group) > 1:
-        dist.all_reduce(total, group=group)
-    norm = total.sqrt()
-    for grad, _ in grads:
-        grad.mul_((most / (norm + 1e-6)).clamp(max=1).to(grad.dtype))
-    return norm
