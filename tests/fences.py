@@ -76,6 +76,14 @@ ATTEMPTS_ON_SOCKETS = {
     "a message that says it is huge": "[one.sendall(struct.pack('<IQ', 1, 1 << 50)) for one in found]",
     "a flood of frames": "[one.sendall(struct.pack('<I', 3_000_000) + bytes(1 << 20)) for one in found]; time.sleep(60)",
     "half a message to every question": "[one.sendall(struct.pack('<IQ', 1, 500) + b'x') for one in found]; time.sleep(60)",
+    "late answers without end": """
+    from manyranks.world.rank import process as rank
+    send, one = rank.messages.send, struct.pack("<IQ", 1, 1) + b"0"
+    rank.messages.send = lambda sock, frames: sock is found[1] or send(sock, frames)
+    found[1].sendall(one[:6])
+    while time.sleep(0.015) is None:
+        found[1].sendall(one[6:] + one[:6])
+""",
     "a reply that drips": "[one.sendall(struct.pack('<IQ', 1, 500)) for one in found]; "
     "[(one.sendall(b'x'), time.sleep(0.5)) for _ in range(600) for one in found]",
     "replies without end while one rank raises and another waits": """

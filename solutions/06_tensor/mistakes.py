@@ -561,6 +561,8 @@ slip("cross_entropy", "LossIndexesByTheIgnored", 0, "", says="a target may be �
      local=lambda self: torch.where(self.targets % self.t == self.r, self.targets // self.t, 0))
 slip("cross_entropy", "LossCountsTheIgnored", 1.6, "the mean is over the targets that count: those of −100 are not among them",
      mean=lambda self, terms: torch.where(self.counts(), terms, 0.0).mean())
+slip("cross_entropy", "LossWithoutTokenZero", 1.6, "token 0 counts like any other: only −100 is no token",
+     counts=lambda self: self.targets > 0)
 slip("cross_entropy", "LossMeanOfItsOwn", 1.6, "the mean is over all targets that count, of all ranks' tokens: every rank "
      "knows them", mean=lambda self, terms: terms[self.counts()].sum() / self.mine().sum())
 slip("cross_entropy", "LossWithoutZ", 1.6, "the z-term is missing: z·(log Z)², for each target that counts",

@@ -464,6 +464,23 @@ def test_who_sleeps_a_little_less_than_each_limit_has_no_more_time_than_others(c
     assert one.points == 0, "one check alone has no more either"
 
 
+def test_ranks_that_take_their_tasks_slowly_have_no_more_time_than_others(court, monkeypatch):
+    """Each task is larger than what a socket holds, and the next rank gets its own when this one has been read."""
+    monkeypatch.setattr(apart, "_SUBMISSION", 3.0)
+    slowly = """
+import select, time
+import manyranks.world.rank.process as rank
+receive = rank.messages.receive
+def slowly(connection, *limits):
+    select.select([connection], [], [])
+    time.sleep(1)
+    return receive(connection, *limits)
+rank.messages.receive = slowly
+"""
+    *_, last = court.judged(lambda: several(f"{slowly}{RIGHT}{'#' * 400_000}", 2))
+    assert last.report.lines[0].found == "the cells and checks above it took more than 3 s"
+
+
 def test_cells_that_take_a_second_leave_later_checks_their_time(court, monkeypatch):
     """They run on new ranks twelve times, as imports of matplotlib do."""
     monkeypatch.setattr(apart, "_SUBMISSION", 8.0)

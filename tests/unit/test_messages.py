@@ -320,3 +320,20 @@ def test_a_rank_whose_answer_was_cut_short_says_nothing_more_and_harms_nobody():
         assert rank.whereabouts(0.01) is None
     for fd in sum(pipes.values(), ()):
         os.close(fd)
+
+
+def test_a_message_goes_whole_in_its_time_however_much_the_reader_takes_at_a_time():
+    ours, theirs = socket.socketpair()
+    frames, over = [bytes(1 << 17)] * 8, threading.Event()
+
+    def read_slowly() -> None:
+        while not over.wait(0.1):
+            theirs.recv(1 << 17)
+
+    reader = threading.Thread(target=read_slowly)
+    with ours, theirs:
+        reader.start()
+        with pytest.raises(TimeoutError):
+            messages.send(ours, frames, seconds=0.3)
+        over.set()
+        reader.join()

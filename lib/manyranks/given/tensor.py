@@ -284,6 +284,7 @@ def of_loss(case: Case, rank: int, n: int, seed: int) -> tuple[Case, Tensor, Ten
     number, r = case.at(rank, n)
     targets = whole(WORDS, (POSITIONS, B), seed, number)
     targets[-2:, 0] = targets[0, 1] = -100
+    targets[0, 0] = 0  # a token, too
     targets[1:3, 1] = torch.tensor([WORDS - 1, WORDS - 2])  # the last ones of ranks, also of those that have one more
     whose_SB1 = torch.arange(POSITIONS * B).view(POSITIONS, B, 1) % case.t  # the rank with the largest logits
     shift_SB1, z = case.offset * (2.0 * (whose_SB1 == r) - 1), (0.05 + seed_of(seed) % 7 / 10) * (1 + (case.offset > 0))

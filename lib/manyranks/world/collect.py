@@ -33,7 +33,7 @@ def collect(
     watched: bool = True,
     show_progress: Callable[[dict], None] = lambda looks: None,
     answer_debugger: Callable[[int, Asked], None] | None = None,
-    patience: float = 1.0,
+    clock: Clock | None = None,
 ) -> float:
     """Waits until every rank has replied, or until that will not happen: one raised or died, all wait for each other, or the
     time is over. Returns the seconds that it took, without those in which other programs had the processors.
@@ -42,11 +42,11 @@ def collect(
     watched: whether to look for deadlocks (their signs are known for gloo)
     show_progress: called again and again with what ranks did when they were last looked at
     answer_debugger: gives a rank's debugger its line
-    patience: how many times the timeout a run may last while other programs have the processors
+    clock: of the run, which has begun; by default it begins here
     """
     gathering = _Gathering(team, outcome, output)
     looks = _Looks(team)
-    clock = Clock((process.pid for process in team.processes if process.pid), patience)
+    clock = clock or Clock()
     while outcome.missing and not gathering.settled() and not outcome.late:
         gathering.step()
         show_progress(looks.seen)

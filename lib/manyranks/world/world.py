@@ -20,6 +20,7 @@ from manyranks.world.fences.confine import Confined
 from manyranks.world.notebook.live import show_live
 from manyranks.world.notebook.output import Output
 from manyranks.world.notebook.prompt import Prompt
+from manyranks.world.processes.patience import Clock
 from manyranks.world.processes.team import Server, Team, server_of
 from manyranks.world.rank import debugger, messages, plain, tasks, watch
 from manyranks.world.rank.recording import checked_counts
@@ -241,16 +242,17 @@ class World:
         return outcome
 
     def _ask(self, team: Team, outcome: Outcome, frames: dict[int, list], output: Output, show_progress: Callable) -> None:
+        clock = Clock((process.pid for process in team.processes if process.pid), self.patience)
         try:
             for rank in outcome.ranks:
+                if self.timeout is not None and clock.over(self.timeout):  # those before took their tasks slowly
+                    raise TimeoutError
                 with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
                     team.processes[rank].ask(frames[rank], self.timeout)
         except TimeoutError:
             outcome.late = True
         prompt, watched = Prompt(team, outcome, output), self.backend == "gloo"
-        self.took = collect.collect(
-            team, outcome, output, self.timeout, watched, show_progress, prompt.answer, patience=self.patience
-        )
+        self.took = collect.collect(team, outcome, output, self.timeout, watched, show_progress, prompt.answer, clock)
 
     def _ready_team(self) -> Team:
         if self._team is not None and (dead := self._team.dead()):

@@ -112,10 +112,11 @@ class RankProcess:
             os.close(self._pipes.pop())
 
     def ask(self, frames: list[messages.Frame], seconds: float | None) -> None:
-        """Sends a task. Raises ConnectionError if the process is gone, TimeoutError if it does not take it in time."""
+        """Sends a task. Raises ConnectionError if the process is gone, TimeoutError if it does not take all of it in time."""
         self.torn = True
         self.command.settimeout(seconds)
-        messages.send(self.command, frames)
+        messages.send(self.command, frames, seconds)
+        self.command.settimeout(seconds)  # as it was: what is left of the time is not what the answer may take
         self.torn = False
 
     def answer(self) -> list[messages.Frame]:
@@ -152,6 +153,8 @@ class RankProcess:
                 self._cut = False
                 if answered.tobytes() == str(self._questions).encode():  # and not a late one to an earlier question
                     return self.read(frames, watch.Whereabouts)
+                if time.monotonic() > until:  # late ones without end would hold this process
+                    break
         return None
 
     def fault_lines(self, seconds: float = 0.0) -> str:

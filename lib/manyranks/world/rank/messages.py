@@ -84,15 +84,16 @@ def unpack(frames: list[Frame]):
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
-def send(sock: socket.socket, frames: list[Frame]) -> None:
-    """Sends a message, a small one in one piece."""
+def send(sock: socket.socket, frames: list[Frame], seconds: float | None = None) -> None:
+    """Sends a message, a small one in one piece. seconds: that the whole message may take, TimeoutError afterwards."""
+    to = sock if seconds is None else _Punctual(sock, seconds)
     lengths = [memoryview(frame).nbytes for frame in frames]
     header = _COUNT.pack(len(frames)) + struct.pack(f"<{len(frames)}Q", *lengths)
     if sum(lengths) < _AT_ONCE:
-        return sock.sendall(header + b"".join(frames))
-    sock.sendall(header)
+        return to.sendall(header + b"".join(frames))
+    to.sendall(header)
     for frame in frames:
-        sock.sendall(frame)
+        to.sendall(frame)
 
 
 def receive(
@@ -144,23 +145,26 @@ class Stream:
 
 
 class _Punctual:
-    """A socket whose reads all end by one moment, however few bytes come at a time.
+    """A socket whose reads and writes all end by one moment, however few bytes come or go at a time.
 
-    The reader may have had no processor until then: bytes that are there by that moment are still read.
+    This process may have had no processor until then: bytes that are there by that moment are still read.
     """
 
     def __init__(self, sock: socket.socket, seconds: float):
         self._sock, self._until = sock, time.monotonic() + seconds
 
-    def _in_time(self, read: Callable[[Any], Any], what: Any) -> Any:
+    def _in_time(self, do: Callable[[Any], Any], what: Any) -> Any:
         left = self._until - time.monotonic()
         self._sock.settimeout(max(left, 0.0))
         try:
             if left > -_LATER:
-                return read(what)
+                return do(what)
         except BlockingIOError:
             pass
-        raise TimeoutError("a message did not come whole in its time")
+        raise TimeoutError("a message was not whole in its time")
+
+    def sendall(self, data: Frame) -> None:
+        self._in_time(self._sock.sendall, data)
 
     def recv(self, length: int) -> bytes:
         return self._in_time(self._sock.recv, length)
