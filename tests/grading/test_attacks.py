@@ -267,6 +267,7 @@ def test_what_torch_computes_is_no_kernel(court, cell):
     [
         *("import os", "tl.core", "tl.load.__globals__", "triton.runtime", "t = tl", "[i for i in x]"),
         *("tl.math.wraps", "tl.dot = x", "also.runtime", "x.cdiv.fn", "inspect.sys", "y.rewriter", "def f(inspect): pass"),
+        '"""\ndef kernel(y):\n    pass"""',
     ],
 )
 def test_a_kernel_can_do_nothing_but_compute(line):
@@ -292,5 +293,10 @@ def test_a_kernel_calls_its_language_as_it_likes_and_has_no_tensor_as_it_is():
     told = {"memories": [[1, "float32", 0.0]], "launches": [[0, [1], {"x": ["tensor", x], "y": ["tensor", y]}]]}
     copied = relaunch(told | {"sources": [["kernel", COPY, {"language": ["module", "tl"]}]]}, [torch.ones(1)], [y])
     assert copied.result == [torch.ones(1)]
+    with pytest.raises(Stopped, match="kernel uses a list as a default"):
+        relaunch(told | {"sources": [["kernel", COPY.replace("y)", "y, z=[])", 1), {"language": ["module", "tl"]}]]}, [], [])
+    shared = told | {"launches": [[0, [1], {"x": ["value", [0]], "y": ["tensor", y]}]]}
+    with pytest.raises(Stopped, match="an argument is a list"):
+        relaunch(shared | {"sources": [["kernel", COPY, {"language": ["module", "tl"]}]]}, [torch.ones(1)], [y])
     with pytest.raises(Stopped, match="x is a tensor"):
         relaunch(told | {"sources": [["kernel", TORCH, {"language": ["module", "tl"]}]]}, [torch.ones(1)], [y])
