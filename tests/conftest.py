@@ -23,7 +23,6 @@ IMPORTED = (
     "psutil",
     "torch.distributed.optim",
     "manyranks.theory.sharding",
-    "manyranks.world.world",
     "manyranks.parallel.fsdp",
     "manyranks.parallel.pipeline.runtime",
     "manyranks.parallel.zero",

@@ -361,8 +361,7 @@ def test_a_backward_with_weights_of_before_a_step_is_refused(shared_world):
         model = FullyShardedDataParallel(layers(F64))
         loss = model(data(0, 0)).square().mean()
         with torch.no_grad():
-            for p in model.parameters():
-                p.add_(1)
+            [*model.parameters()][-1].add_(1)  # one of its unit's two is enough
         with pytest.raises(RuntimeError) as error:
             loss.backward()
         return str(error.value)

@@ -172,6 +172,7 @@ def test_a_stepper_s_arrows_bear_the_number_of_what_changed_where_they_end():
     steps = Steps(run, held)
     steps.update(1)
     assert beside_arrows(steps.figure.axes[0]) == ["0, 1", "3"]
+    assert texts(steps.figure.axes[1]) == [f"{number}" for row in held[1] for number in row.tolist()]
     steps.update(0)
     assert beside_arrows(steps.figure.axes[0]) == []
 

@@ -53,6 +53,7 @@ def test_hsdp_shards_over_its_shards_only_and_context_ranks_are_shards_too():
     states = {plan: memory.model_states(960_000, plan) for plan in (Plan(dp=8, dp_shard=2, zero=3), Plan(dp=2, zero=3))}
     assert len(set(states.values())) == 1
     assert memory.model_states(960_000, Plan(dp=2, cp=4, zero=3)).total == 16 * 960_000 // 8
+    assert memory.model_states(960_000, Plan(dp=2, pp=4, zero=0)).total == 16 * 960_000 // 4
 
 
 @pytest.mark.parametrize("zero", range(4))

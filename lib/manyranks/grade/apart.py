@@ -57,6 +57,8 @@ _LOOK, _FULL = 0.2, 77  # seconds between two looks at what ranks have written; 
 _SMALL, _WHOLE = 1 << 22, 30.0  # bytes of a message between the processes, and seconds for it to come whole
 _WORDS, _SAID = 300, 300  # letters of what ranks say of an object, and of why something is not judged
 IN_SPITE = "To judge in spite of it: --fewer-fences, or c.JudgeApart.fewer_fences = True for nbgrader"
+# What no rank should have to import: the exercises' scripts, and what Triton imports when the first kernel is launched.
+_ONCE = (*(f"manyranks.grade.{name}" for name in grade.__all__ if name.islower()), "triton.experimental.gluon")
 SOLUTIONS = Path("solutions")  # beside exercises/, where a course has them
 
 
@@ -239,7 +241,7 @@ class Judge:
             if (server := idle.pop()).alive():
                 break
         else:
-            server = local.Forkserver(strangers=True, sandboxed=self._sandboxed)
+            server = local.Forkserver(strangers=True, sandboxed=self._sandboxed, once=_ONCE)
         server.hold()
         if self._sandboxed:
             self._warm_up()
@@ -248,7 +250,7 @@ class Judge:
     def _warm_up(self) -> None:
         """The next one imports torch meanwhile."""
         if not _idle[self._sandboxed]:
-            _idle[self._sandboxed].append(local.Forkserver(strangers=True, sandboxed=self._sandboxed))
+            _idle[self._sandboxed].append(local.Forkserver(strangers=True, sandboxed=self._sandboxed, once=_ONCE))
 
     def _end(self, case: _Case) -> None:
         if case not in self._cases:  # it has ended before

@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> str | None:
             keep = partial(write, chosen.csv) if chosen.csv else len
             rows: list[Row] = []
             missed = shown(_noted(graded(chosen.folder, chosen.released, judge, done, keep), rows))
-        said = [f"{missed} of the submissions could not be judged: run the command again"] if missed else []
+        said = [f"{missed} of the submissions could not be judged: see why above, and run the command again"] if missed else []
         if canvas:
             said += canvas.write(chosen.canvas[1], rows, {path.stem for path in chosen.released.glob("*/*.ipynb")})
         if chosen.gradescope and (results := gradescope(rows)):

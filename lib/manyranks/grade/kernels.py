@@ -295,7 +295,7 @@ attention = _task(
         _less(0.1, "keeps q, k, v, the output and the log-sum-exp only", "keeps", _SAVED, 300),
         _less(0.1, "holds a few tiles at a time", "at one time", _DROP, _ROOM, grain=4096),
     ),
-    cases=(Heads(2, 256, 8, 16), Heads(1, 41, 5, 8)),
+    cases=(Heads(2, 256, 8, 32), Heads(1, 41, 5, 8)),
     make=lambda case, rank, n, seed: (case.tile, given.drawn_heads(case, seed)),
     allowed=Allowed(),
     advice=(

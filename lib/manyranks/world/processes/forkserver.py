@@ -28,15 +28,17 @@ _ONCE = (
     "numpy.random",  # numpy would import it in each rank
     "torch._dynamo",  # and so would DDP, fully_shard and every dispatch mode: a second a rank
     "torch.distributed.checkpoint",  # and the trainer: a tenth of a second a rank
+    *("manyranks.world.world", "manyranks.measure.watch"),  # and every check of an exercise: as much
 )
 _own_network = False  # whether this process has a network that no other program has
 
 
-def serve(fd: int, folder: str, strangers: bool, scratch: str) -> None:
+def serve(fd: int, folder: str, strangers: bool, scratch: str, once: tuple[str, ...]) -> None:
     """Imports what ranks need, then forks one per request until the notebook's process is gone. Never returns.
 
     fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end; strangers:
-    whether the ranks run their code, on a private network; scratch: the folder to write into, where this is a sandbox.
+    whether the ranks run their code, on a private network; scratch: the folder to write into, where this is a sandbox;
+    once: modules that ranks need, besides those that all do; one that isn't installed is left out.
     """
     global _own_network
     _own_network = (strangers and confine.leave_the_network()) or bool(scratch)
@@ -46,7 +48,7 @@ def serve(fd: int, folder: str, strangers: bool, scratch: str) -> None:
     ranks: dict[int, int] = {}  # pid -> where its exit code is written
     with socket.socket(fileno=fd) as notebook:
         try:
-            recorder = _prepare()
+            recorder = _prepare(once)
             inside = [os.open(scratch, os.O_RDONLY)] if scratch else []  # by it the notebook's process reads that folder
             socket.send_fds(notebook, [b"R"], inside)
             for place in inside:
@@ -64,7 +66,7 @@ def serve(fd: int, folder: str, strangers: bool, scratch: str) -> None:
     os._exit(0)
 
 
-def _prepare():
+def _prepare(once: tuple[str, ...]):
     """Does once what every rank would do: imports, and the recorder before each operator of c10d."""
     import gc
     from importlib import import_module
@@ -81,6 +83,9 @@ def _prepare():
     from manyranks.measure.calls import Recorder
 
     recorder = Recorder().install()
+    for name in once:
+        with contextlib.suppress(ImportError):
+            import_module(name)
     gc.collect()
     gc.freeze()  # the collector leaves these objects alone, so that ranks go on sharing their pages
     return recorder

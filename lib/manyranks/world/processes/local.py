@@ -28,7 +28,7 @@ _STANDING_STILL = 60.0  # seconds that the import of torch may do nothing; while
 IDLE = 600.0  # seconds that the forkserver stays without a world
 _REST = 0.05  # seconds in which faulthandler writes all its lines after the first
 _CREDENTIALS = struct.Struct("3i")  # process, user and group, as the operating system says them
-_START = "import sys; sys.path[:] = {!r}; from manyranks.world.processes.forkserver import serve; serve({}, {!r}, {!r}, {!r})"
+_START = "import sys; sys.path[:] = {!r}; from manyranks.world.processes.forkserver import serve; serve({}, *{!r})"
 strangers = False  # whether ranks run code that nobody here has written: see use()
 
 
@@ -166,9 +166,11 @@ class RankProcess:
 class Forkserver:
     """The process that forks ranks; started once, in the background. interface: what their gloo uses, or the loopback;
     strangers: whether they run code of strangers, who see neither this process's environment nor its network; sandboxed:
-    whether it runs in a sandbox."""
+    whether it runs in a sandbox; once: modules that it imports, so that no rank has to."""
 
-    def __init__(self, interface: str | None = None, strangers: bool = False, sandboxed: bool = False):
+    def __init__(
+        self, interface: str | None = None, strangers: bool = False, sandboxed: bool = False, once: tuple[str, ...] = ()
+    ):
         self._lock = threading.Lock()
         self._ready = False
         self._owner = os.getpid()
@@ -184,7 +186,7 @@ class Forkserver:
                     *(sandbox.command() if sandboxed else ()),
                     sys.executable,
                     "-c",
-                    _START.format(_import_path(), theirs.fileno(), self.folder, strangers, scratch),
+                    _START.format(_import_path(), theirs.fileno(), (self.folder, strangers, scratch, once)),
                 ],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
