@@ -69,7 +69,7 @@ def tensor(model: nn.Module) -> tuple:
 WRAPPERS = {"DDP": ddp, "tensor": tensor, "ZeRO-1": partial(zero, 1), "ZeRO-2": partial(zero, 2)}
 
 
-KEPT = [("DDP", "the model before"), ("DDP", "parts after"), ("tensor", "the model before"), ("tensor", "the wrapper")]
+KEPT = [("DDP", "the model before"), ("DDP", "the wrapper"), ("DDP", "parts after"), ("tensor", "the model before")]
 
 
 def learnt(model: nn.Module, optimizer, share: bool = True) -> None:
