@@ -69,7 +69,13 @@ def tensor(model: nn.Module) -> tuple:
 WRAPPERS = {"DDP": ddp, "tensor": tensor, "ZeRO-1": partial(zero, 1), "ZeRO-2": partial(zero, 2)}
 
 
-KEPT = [("DDP", "the model before"), ("DDP", "the wrapper"), ("DDP", "parts after"), ("tensor", "the model before")]
+KEPT = [
+    ("DDP", "the model before"),
+    ("DDP", "the wrapper"),
+    ("DDP", "parts after"),
+    ("tensor", "the model before"),
+    ("tensor", "the wrapper"),
+]
 
 
 def learnt(model: nn.Module, optimizer, share: bool = True) -> None:
