@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import socket
 import tempfile
 import time
@@ -310,6 +311,16 @@ def test_a_disk_is_not_filled_and_all_of_it_is_removed(kind, tmp_path, monkeypat
     with pytest.raises(apart.Ended, match="wrote more than"):
         judged(f"import os, time\ndef shard(tensor):\n    {FULL[kind]}\n    time.sleep(5)\n")
     assert list(tmp_path.glob("manyranks-judge-*")) == []
+
+
+def test_a_disk_is_not_filled_while_a_reply_is_read(monkeypatch):
+    """Reading eight million lists holds up all threads of the process that judges."""
+    monkeypatch.setattr(apart, "_JUDGING", 5.0)
+    monkeypatch.setattr(trial, "_seen", lambda *_: re.match("(a+)+b", 60 * "a"))
+    later = f"def later():\n    time.sleep(1)\n    {FULL['large files']}\n"
+    begin = "def shard(tensor):\n    threading.Thread(target=later, daemon=True).start()\n    return tensor\n"
+    with pytest.raises(apart.Ended, match="wrote more than"):
+        judged(f"import threading, time\n{later}{begin}")
 
 
 @pytest.mark.skipif("processes" not in confine.fences().split(", "), reason="seccomp is Linux's")
