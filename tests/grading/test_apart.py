@@ -593,6 +593,24 @@ def test_an_error_of_ours_costs_no_points_and_no_other_check_its_own(court, monk
     assert (other.missed, other.points) == ("", 0)
 
 
+def test_forged_notes_that_make_the_judge_err_take_their_time_from_the_submission(court, monkeypatch):
+    monkeypatch.setattr(apart, "_SUBMISSION", 3.0)
+    forged = """
+import time
+from manyranks.world.rank import plain, process as rank
+send = rank.messages.send
+def without_notes(sock, frames):
+    send(sock, [b"r", *plain.pack(rank.Reply()), *frames[2:]] if frames[0] == b"r" else frames)
+def shard(tensor):
+    rank.messages.send = without_notes
+    time.sleep(0.1)
+    return tensor
+"""
+    first, *_, last = court.judged(lambda: several(forged, 5))
+    assert "forged answer" in first.missed
+    assert last.report.lines[0].found == "the cells and checks above it took more than 3 s"
+
+
 @pytest.fixture
 def without_namespaces(monkeypatch):
     """As in a container that allows none: ranks use this machine's loopback, as other programs do."""

@@ -212,8 +212,10 @@ def trials(
                 share = min(_RUN_SECONDS / 2**terms.late, left)  # each late check halves it for the next
                 world.timeout = terms.seconds(min(_RUN_SECONDS, max(_LEAST_SECONDS, share)))
                 given = tuple(make(case, rank, n) for rank in range(n))
-                done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, allowed, terms))
-                left -= terms.spend(world)
+                try:
+                    done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, allowed, terms))
+                finally:
+                    left -= terms.spend(world)
                 if found := done[-1].trouble:
                     if found.hung and not found.deadlock:
                         terms.late += 1

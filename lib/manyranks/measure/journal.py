@@ -136,9 +136,8 @@ def _entries(file: Path) -> list[Entry]:
 def _entry(op, peer, elements, size, dtype, tag, steps, sizes) -> Entry:
     """Raises TypeError for what is none."""
     frames = [(file, line, name) for file, line, name in steps]
-    words, numbers = [op, dtype], [elements, size, tag, 0 if peer is None else peer]
-    for file, line, name in frames:
-        words, numbers = [*words, file, name], [*numbers, line]
+    words = [op, dtype, *(word for file, _, name in frames for word in (file, name))]
+    numbers = [elements, size, tag, 0 if peer is None else peer, *(line for _, line, _ in frames)]
     if {*map(type, words)} != {str} or {*map(type, numbers)} != {int} or type(sizes) is not bool:
         raise TypeError("no note of a call")
     return Entry(op, peer, elements, size, dtype, tag, frames, sizes)
