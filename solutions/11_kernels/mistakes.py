@@ -538,7 +538,7 @@ class KeysOnly(Attention):
         return dq, torch.cat(dk, 1), torch.cat(dv, 1), None
 
 @mistake(
-    "Attention", "Σ dO · O is missing in dS = P · (dO Vᵀ − Σ dO · O): the softmax's own gradient takes it off", points=1.25
+    "Attention", "Σ dO · O is missing in dS = P · (dO Vᵀ − Σ dO · O): softmax's gradient subtracts it", points=1.25
 )
 class NoDelta(Attention):
     class steps(Steps):
