@@ -185,10 +185,17 @@ slip("how_often", "NeverStandsStill", 0,
     points=1.5,
 )
 class ForgetsTheWrite(HowOften):
+    share = 1.0
+
     def __call__(self, *case):
         steps, goodput = super().__call__(*case)
-        lag = self.stall_and_lag(case[1], case[2], case[6])[1]
+        lag = self.share * self.stall_and_lag(case[1], case[2], case[6])[1]
         return steps, goodput + lag / self.mtbf(*case[4:6])
+
+@mistake("how_often", "a failure costs the whole write, not half of it: the newest whole checkpoint is always a write older",
+    points=1.5)
+class HalfAWrite(ForgetsTheWrite):
+    share = 0.5
 
 slip("how_often", "NoTwo", 0, "Young's interval is √(2 · stall · mtbf): the 2 is missing", HowOften,
     young=lambda self, stall, mtbf: math.sqrt(stall * mtbf))
