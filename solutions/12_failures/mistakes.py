@@ -192,8 +192,7 @@ class ForgetsTheWrite(HowOften):
         lag = self.share * self.stall_and_lag(case[1], case[2], case[6])[1]
         return steps, goodput + lag / self.mtbf(*case[4:6])
 
-@mistake("how_often", "a failure costs the whole write, not half of it: the newest whole checkpoint is always a write older",
-    points=1.5)
+@mistake("how_often", "a failure costs the whole write, not half: the newest whole checkpoint is a write older", points=1.5)
 class HalfAWrite(ForgetsTheWrite):
     share = 0.5
 
