@@ -51,7 +51,7 @@ class Launches:
         self._sources: list[list] = []  # name, text, and what its global names are
         self._launches: list[list] = []
 
-    def place(self, tensor: Tensor, filled: bool = True) -> list:
+    def place(self, tensor: Tensor) -> list:
         """A tensor as data: memory, dtype, offset, shape and strides."""
         storage = tensor.untyped_storage()
         known = [i for i, one in enumerate(self._storages) if one.data_ptr() == storage.data_ptr()]
