@@ -42,7 +42,10 @@ _MOST = 200  # launches
 
 
 class Launches:
-    """A record of what is launched. inputs: the tensors that the launcher is given, in their order."""
+    """A record of what is launched.
+
+    inputs: the tensors that the launcher is given, in their order
+    """
 
     def __init__(self, inputs: list[Tensor]):
         self._storages = [one.untyped_storage() for one in inputs]

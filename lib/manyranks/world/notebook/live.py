@@ -76,7 +76,10 @@ class Nothing:
         self._outcome, self._output = outcome, output
 
     def step(self, looks: Looks) -> None:
-        """Time has passed. looks: what ranks did when they were last looked at."""
+        """Time has passed.
+
+        looks: what ranks did when they were last looked at
+        """
         self._output.show_live(time.monotonic())
 
     def leave(self) -> None:

@@ -167,9 +167,13 @@ class RankProcess:
 
 
 class Forkserver:
-    """The process that forks ranks; started once, in the background. interface: what their gloo uses, or the loopback;
-    strangers: whether they run code of strangers, who see neither this process's environment nor its network; sandboxed:
-    whether it runs in a sandbox; once: modules that it imports, so that no rank has to."""
+    """The process that forks ranks; started once, in the background.
+
+    interface: what their gloo uses, or the loopback
+    strangers: whether they run code of strangers, who see neither this process's environment nor its network
+    sandboxed: whether it runs in a sandbox
+    once: modules that it imports, so that no rank has to
+    """
 
     def __init__(
         self, interface: str | None = None, strangers: bool = False, sandboxed: bool = False, once: tuple[str, ...] = ()

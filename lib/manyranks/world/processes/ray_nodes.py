@@ -23,7 +23,11 @@ _IDLE, _BETWEEN, _TIMES = 5, 2, 3  # seconds until a silent peer is asked, betwe
 
 
 class Node:
-    """The ranks of one world on this node. notebook: the address that it waits at; secret: what it knows its ranks by."""
+    """The ranks of one world on this node.
+
+    notebook: the address that it waits at
+    secret: what it knows its ranks by
+    """
 
     def __init__(self, notebook: tuple[str, int], secret: bytes, address: str):
         self._notebook, self._secret, self._server = notebook, secret, Forkserver(interface_of(address))
