@@ -13,7 +13,8 @@ import threading
 
 import psutil
 
-from manyranks.world.processes.local import Forkserver, RankProcess
+from manyranks.world.processes.handle import RankProcess
+from manyranks.world.processes.local import Forkserver
 
 HELLO = struct.Struct("<16sIB")  # the world's secret, rank, channel
 SOCKETS, PIPES = ("command", "control"), ("stdout", "stderr", "faults", "status")
