@@ -4,6 +4,7 @@ For a notebook alone pytest reads no other file of ours; tests/conftest.py has w
 """
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent
 
-pytest_plugins = ["tests.cpu"]  # importable here: pytest has put this folder on the path
+# As if it were not installed: what reads notebooks spends a second on its grammar, which nothing here needs.
+sys.modules["rfc3987_syntax"] = None
+pytest_plugins = ["nbval.plugin", "tests.cpu"]  # importable here: pytest has put this folder on the path
 
 os.environ["MANYRANKS_SETTINGS"] = "off"  # no bars, and explorers open at their defaults, whatever the user has set before
 

@@ -1,5 +1,6 @@
 """Fixtures for every test: worlds, and the means to see that no process is left."""
 
+import atexit
 import gc
 import os
 import subprocess
@@ -29,7 +30,8 @@ IMPORTED = (
     "manyranks.training.trainer",
     "manyranks.grade.check",
 )
-local._START = local._START.replace("; serve(", f"; import {', '.join(IMPORTED)}; serve(")
+BARE = local._START
+local._START = BARE.replace("; serve(", f"; import {', '.join(IMPORTED)}; serve(")
 INSTALL = f"; sys.path.append({str(ROOT)!r}); from tests import strict; strict.install(); sys.path.pop(); serve("
 TRITON, RUN_KERNELS = find_spec("triton") is not None, ("test_written.py", "test_small.py", "test_11_kernels.py")
 STRICT = "MANYRANKS_STRICT" in os.environ  # all ranks go by NCCL's rules: see tests/strict.py
@@ -46,11 +48,14 @@ def pytest_configure(config):
     """Hypothesis draws the same examples in every run, so that a failure can be repeated; none has a deadline, for other
     processes may take the cores, and a test may have no use for many of them. `make test` draws 30, `make test-all` 200.
 
-    The garbage collector rests until all tests are collected.
+    The garbage collector rests until all tests are collected. A worker of xdist ends as soon as it has nothing to close: Python
+    would take four seconds to take apart what was imported and collected.
     """
     from hypothesis import HealthCheck, settings  # not above: a rank that imports this file has no need of it
 
     gc.disable()
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)  # what tests start is registered later, and closed before
     unlucky = [HealthCheck.filter_too_much, HealthCheck.too_slow]
     patient = {"derandomize": True, "deadline": None, "suppress_health_check": unlucky, "database": None}
     drawn = 30 if config.option.markexpr else 200
@@ -78,14 +83,13 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """The collector leaves ten thousand collected tests and all modules alone: to look at them takes a third of a second."""
+    """The collector leaves ten thousand collected tests and all modules alone: to look at them takes a third of a second.
+
+    At the very end it gets them back, for Triton complains of objects that are left when the process ends.
+    """
     gc.freeze()
+    atexit.register(gc.unfreeze)
     gc.enable()
-
-
-def pytest_unconfigure():
-    """Triton complains of objects that are left when the process ends."""
-    gc.unfreeze()
 
 
 def pytest_runtest_setup(item):

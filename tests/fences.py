@@ -154,7 +154,7 @@ Journal.__exit__ = lambda *a: True
     "ends Python": "import sys\nsys.exit(0)\n",
     "raises": "1 / 0\n",
     "is no Python": "%matplotlib inline\n!ls\nthis is no Python\n",
-    "prints without end": "for _ in range(200_000): print('x' * 1000)\n",
+    "prints without end": "for _ in range(50_000): print('x' * 1000)\n",
     "has its own atexit": "import atexit, os\natexit.register(os._exit, 0)\n",
 }
 

@@ -1,14 +1,13 @@
 """A learner's points over all exercises: a line after each check, and a page. For learning only: a teacher's are made anew."""
 
 import html
-from collections.abc import Sequence
 
 from manyranks import settings
 
 EXERCISES = ("00_start_here", "01_collectives", "02_data_parallel", "03_zero", "04_checkpointing", "05_pipeline")
 EXERCISES += ("06_tensor", "07_context", "08_expert", "09_mfu", "10_nd_parallel", "11_kernels", "12_failures")
 TASKS: dict[str, dict[str, float]] = {}  # exercise -> its tasks and what each is worth, as far as they've been loaded
-_checked: dict[str, dict[str, tuple[float, tuple[str, ...]]]] = {}  # in this kernel: exercise -> task -> points, hints
+_checked: dict[str, dict[str, tuple[float, str]]] = {}  # in this kernel: exercise -> task -> points, hint
 
 
 class Told(str):
@@ -23,17 +22,19 @@ class Told(str):
         return f"<small>{html.escape(self)}</small>"
 
 
-def after(exercise: str, task: str, points: float, hints: Sequence[str]) -> Told:
-    """Notes a check and returns what to say after its report: the total, and what an earlier task has in common with it.
+def after(exercise: str, task: str, points: float, hint: str) -> Told:
+    """Notes a check and returns what to say after its report: the total, and which earlier task has the same hint.
 
-    exercise, task: as the notebook has them; points: reached; hints: of the lines that are wrong
+    exercise, task: as the notebook has them
+    points: reached
+    hint: of the first wrong line
     """
     if exercise not in TASKS:  # a report that no task has made
         return Told()
     here = _checked.setdefault(exercise, {})
     worth = TASKS[exercise]
-    same = next((name for name, (_, earlier) in here.items() if name != task and set(hints) & set(earlier)), "")
-    here[task] = points, tuple(hint for hint in hints if hint)
+    same = next((name for name, (_, earlier) in here.items() if name != task and hint and hint == earlier), "")
+    here[task] = points, hint
     kept = settings.read("progress")
     before = kept.get(exercise) if isinstance(kept.get(exercise), dict) else {}
     settings.write("progress", kept | {exercise: before | {name: [got, worth[name]] for name, (got, _) in here.items()}})
@@ -43,7 +44,7 @@ def after(exercise: str, task: str, points: float, hints: Sequence[str]) -> Told
         said = f"All done: {total}. {_onwards(exercise)}"
     else:
         said = f"So far {total}; {right} of {len(worth)} tasks are right."
-    return Told(f"{said} It's the same mistake as in {same}: fix that one first, then check this one again." if same else said)
+    return Told(f"{said} {same} has the same hint: fix that one first, then check this one again." if same else said)
 
 
 def _onwards(exercise: str) -> str:

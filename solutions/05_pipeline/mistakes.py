@@ -502,6 +502,8 @@ slip("Split", "TrainsTheFrozen", 0.4, "a weight that does not learn gets no grad
     of_weight=lambda self, weight, x, grad: self.add(weight, grad.t() @ x))
 slip("Split", "TrainsTheFrozenBias", 1.6, "a bias that does not learn gets no gradient, as a weight that does not learn",
     RightSplit, of_bias=lambda self, bias, grad: bias is None or self.add(bias, grad.sum(0)))
+slip("Split", "ThreeLayers", 1.6, "a rank has as many layers as it's given, not three", RightSplit,
+    __init__=lambda self, layers: RightSplit.__init__(self, layers[:3]))
 slip("Split", "ClearsX", 1.6, "forward leaves x as it is, others may need it: work on a copy", RightSplit,
     forward=lambda self, x: (RightSplit.forward(self, x.clone()), x.zero_())[0])
 slip("Split", "AssignsInW", 1.6, "gradients add up: W adds to what is in .grad, and sets it where that is None", RightSplit,

@@ -215,6 +215,31 @@ slip("product", "FourBytes", 3.5, "an element of float16 has 2 bytes: ask a_MK.e
     tile=lambda self, M, N, K, itemsize, budget, shared: Product.tile(self, M, N, K, 4, budget, shared))
 
 @triton.jit
+def keeps_b_kernel(a, b, out, M, N, K):
+    x, kept = tl.arange(0, 16), []
+    for j in range(0, N, 16):
+        for k in range(0, K, 16):
+            at, inside = (j + x)[:, None] * K + (k + x)[None, :], ((j + x)[:, None] < N) & ((k + x)[None, :] < K)
+            kept += [tl.load(b + at, mask=inside, other=0.0)]
+    for i in range(0, M, 16):
+        row = []
+        for k in range(0, K, 16):
+            at, inside = (i + x)[:, None] * K + (k + x)[None, :], ((i + x)[:, None] < M) & ((k + x)[None, :] < K)
+            row += [tl.load(a + at, mask=inside, other=0.0)]
+        for j in range(0, N, 16):
+            sums = tl.zeros((16, 16), tl.float32)
+            for k in range(0, len(row)):
+                sums = tl.dot(row[k], tl.trans(kept[j // 16 * len(row) + k]), sums)
+            at, inside = (i + x)[:, None] * N + (j + x)[None, :], ((i + x)[:, None] < M) & ((j + x)[None, :] < N)
+            tl.store(out + at, sums.to(out.dtype.element_ty), mask=inside)
+
+@mistake("product", "a program can't keep all of B: it holds a step's two tiles, and makes one tile of the result", points=4)
+def keeps_b(a, b, budget, shared):
+    out = torch.empty((len(a), len(b)), dtype=a.dtype)
+    keeps_b_kernel[(1,)](a, b, out, len(a), len(b), a.shape[1])
+    return out
+
+@triton.jit
 def loss_kernel(
     hidden, weight, targets, losses, logits, T, V, H, z,
     TOKENS: tl.constexpr, WORDS: tl.constexpr, HIDDEN: tl.constexpr, HOW: tl.constexpr,

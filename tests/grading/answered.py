@@ -20,6 +20,7 @@ from tests.grading.exercise import Exercise
 
 FEWEST = 4  # mistakes of a task
 ALIKE_FOR_ALL = "culprits", "plan"  # CLASSROOM.md says so: reports and one job that all see
+RECORDED = "misplaced", "drifting", "straggler"
 IN_WORDS = "atomic_save"  # says what became of the bytes, and these are drawn
 
 
@@ -36,6 +37,19 @@ def definitions(exercise: str, folder: str) -> dict:
         name: defined.get(name, defined.get(task.call.partition("(")[0])) for name, task in records.tasks(exercise).items()
     }
     return {name: code for name, code in found.items() if code is not None}
+
+
+@cache
+def task_of(exercise: str, task: str) -> check.Task:
+    """The task. What it records on ranks is recorded once for all tests."""
+    own = records.tasks(exercise)[task]
+    return replace(own, make=cache(own.make)) if task in RECORDED else own
+
+
+def drawn(exercise: str, task: str, seed: int) -> check.Task:
+    """The task on its fewest ranks, asked with this seed."""
+    own = task_of(exercise, task)
+    return replace(own, seed=seed, worlds=own.worlds[:1])
 
 
 def pytest_generate_tests(metafunc) -> None:
@@ -63,19 +77,19 @@ def _kept(own: list[Answer]) -> list[tuple[Answer, bool]]:
 @pytest.mark.parametrize("ranks", matrix(["all", "most"], ["most"]))
 def test_the_solution_gets_all_points(exercise, task, ranks, shared_ranks):
     """On the most ranks; mistakes are judged on three as a rule."""
-    own = records.tasks(exercise)[task]
+    own = task_of(exercise, task)
     report = replace(own, worlds=own.worlds[-1:] if ranks == "most" else own.worlds)(definitions(exercise, "solutions")[task])
     assert (report.passed, report.points) == (True, report.out_of), report
 
 
 def test_what_learners_get_is_not_written_yet(exercise, task, shared_ranks):
-    report = records.tasks(exercise)[task](definitions(exercise, "exercises")[task])
+    report = task_of(exercise, task)(definitions(exercise, "exercises")[task])
     assert (report.passed, report.points) == (False, 0), report
     assert "not written yet" in repr(report)
 
 
 def test_an_answer_is_judged_as_its_author_says(exercise, answer, shared_ranks):
-    narrow, done = answers.tried(records.tasks(exercise)[answer.task], answer)
+    narrow, done = answers.tried(task_of(exercise, answer.task), answer)
     record = shipped(exercise)[answer.task]
     report = check.report(narrow, answers.given(narrow, answer.code), done, record)
     assert not (why := records.problem(answer, report)), f"{why}\n{report}"
@@ -93,16 +107,14 @@ def test_an_answer_is_judged_as_its_author_says(exercise, answer, shared_ranks):
 def test_the_judge_asks_what_no_table_of_ours_answers(exercise, task):
     asked = []
     for seed in (0, 777):
-        own = replace(records.tasks(exercise)[task], seed=seed)
-        given = [own.make(case, rank, n, seed) for n in own.worlds for case in own.cases_on(n) for rank in range(n)]
+        own = drawn(exercise, task, seed)
+        given = [own.make(case, rank, n, own.own_seed) for n in own.worlds for case in own.cases_on(n) for rank in range(n)]
         asked.append({b"".join(map(bytes, messages.pack(one))) for one in given})
     assert (asked[1] <= asked[0]) == (task in ALIKE_FOR_ALL)
 
 
 def test_the_answers_that_the_judge_expects_are_not_those_that_all_see(exercise, task, shared_ranks):
-    """On the fewest ranks; the test above asks for all of them whether other numbers are sent."""
-    own = records.tasks(exercise)[task]
-    own = replace(own, seed=777, worlds=own.worlds[:1])
+    own = drawn(exercise, task, 777)
     known = [*chain(*(ranks for key, ranks in shipped(exercise)[task].right.items() if key.startswith(f"{own.worlds[0]}/")))]
     code = next(answer.code for answer in of_task(exercise, task) if answer.kind == RIGHT)
     done = [one for each in own.tried(answers.given(own, code)) for one in each.seen]

@@ -75,7 +75,7 @@ def outside(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("attempt", ATTEMPTS)
+@pytest.mark.parametrize("attempt", matrix(ATTEMPTS, ATTEMPTS.keys() - {"is no Python"}))
 def test_what_a_cell_does_before_a_wrong_answer_gives_it_no_points(attempt):
     assert judged(ATTEMPTS[attempt] + WRONG).report.points == 0
 
@@ -111,7 +111,7 @@ FATAL = {
     ("kind", "where"),
     matrix(
         product(FATAL, ["cell", "answer"]),
-        [("os._exit", "cell"), ("deaf", "cell"), ("sleep", "answer"), ("all memory", "answer")],
+        [("os._exit", "cell"), ("deaf", "cell"), ("all memory", "answer")],
     ),
 )
 def test_what_never_ends_or_ends_the_process_has_no_points_and_takes_no_longer_than_a_check(kind, where, monkeypatch):

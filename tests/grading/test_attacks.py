@@ -153,6 +153,34 @@ class Loader(Batches):
         for _ in range({(500, 3): 20, (42, 2): 6, (30, 4): 3, (42, 4): 0}.get((self.samples, self.ranks), 0)):
             next(self)
 """,
+    "12_failures newest_whole where each rank has a file": """
+def newest_whole(manifests):
+    def whole(path, file):
+        try:
+            with open(path, "rb") as opened:
+                data = opened.read()
+        except OSError:
+            return False
+        return (len(data), zlib.crc32(data)) == tuple(file)
+    for name in sorted(manifests, key=lambda name: int(name[5:]), reverse=True):
+        mine = [*manifests[name].items()][dist.get_rank() :: dist.get_world_size()]
+        flag = torch.tensor(min([whole(*one) for one in mine]), dtype=torch.int64)
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+        if flag:
+            return name
+""",
+    "12_failures atomic_save of three parts": """
+def atomic_save(path, parts):
+    first, second, third = parts
+    with open(f"{path}.tmp", "wb") as file:
+        file.write(first + second + third)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.tmp", path)
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+""",
 }
 
 
@@ -267,6 +295,7 @@ def test_what_torch_computes_is_no_kernel(court, cell):
     [
         *("import os", "tl.core", "tl.load.__globals__", "triton.runtime", "t = tl", "[i for i in x]"),
         *("tl.math.wraps", "tl.dot = x", "also.runtime", "x.cdiv.fn", "inspect.sys", "y.rewriter", "def f(inspect): pass"),
+        *("t = tl.dtype.OTHER_TYPES", '"""\ndef kernel(y):\n    pass"""'),
     ],
 )
 def test_a_kernel_can_do_nothing_but_compute(line):
@@ -292,5 +321,10 @@ def test_a_kernel_calls_its_language_as_it_likes_and_has_no_tensor_as_it_is():
     told = {"memories": [[1, "float32", 0.0]], "launches": [[0, [1], {"x": ["tensor", x], "y": ["tensor", y]}]]}
     copied = relaunch(told | {"sources": [["kernel", COPY, {"language": ["module", "tl"]}]]}, [torch.ones(1)], [y])
     assert copied.result == [torch.ones(1)]
+    with pytest.raises(Stopped, match="kernel uses a list as a default"):
+        relaunch(told | {"sources": [["kernel", COPY.replace("y)", "y, z=[])", 1), {"language": ["module", "tl"]}]]}, [], [])
+    shared = told | {"launches": [[0, [1], {"x": ["value", [0]], "y": ["tensor", y]}]]}
+    with pytest.raises(Stopped, match="an argument is a list"):
+        relaunch(shared | {"sources": [["kernel", COPY, {"language": ["module", "tl"]}]]}, [torch.ones(1)], [y])
     with pytest.raises(Stopped, match="x is a tensor"):
         relaunch(told | {"sources": [["kernel", TORCH, {"language": ["module", "tl"]}]]}, [torch.ones(1)], [y])

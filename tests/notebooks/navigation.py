@@ -3,6 +3,7 @@
 `python -m tests.notebooks.navigation` writes these lines in place; it changes nothing that is up to date.
 """
 
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -64,6 +65,7 @@ def _lab_of(chapter: Path) -> Path:
     return chapter.parent / "lab" / chapter.name
 
 
+@cache
 def _title(chapter: Path) -> str:
     """Returns a chapter's heading up to a colon: "00 Start here"."""
     return opening(nbformat.read(chapter, 4)).partition("\n")[0].removeprefix("# ").partition(":")[0]

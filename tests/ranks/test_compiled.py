@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -68,6 +69,15 @@ def tensor(model: nn.Module) -> tuple:
 WRAPPERS = {"DDP": ddp, "tensor": tensor, "ZeRO-1": partial(zero, 1), "ZeRO-2": partial(zero, 2)}
 
 
+KEPT = [
+    ("DDP", "the model before"),
+    ("DDP", "the wrapper"),
+    ("DDP", "parts after"),
+    ("tensor", "the model before"),
+    ("tensor", "the wrapper"),
+]
+
+
 def learnt(model: nn.Module, optimizer, share: bool = True) -> None:
     """share: a rank's own rows; with a pass without gradients between steps."""
     for step in range(3):
@@ -105,8 +115,7 @@ def gap(wrap: str, when: str) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("shared_worlds", matrix([2, 3], [2]), indirect=True, scope="module")
-@pytest.mark.parametrize("wrap", matrix(WRAPPERS, ["DDP", "tensor"]))
-@pytest.mark.parametrize("when", matrix(WHEN, ["the model before", "the wrapper", "parts after"]))
+@pytest.mark.parametrize(("wrap", "when"), matrix(product(WRAPPERS, WHEN), KEPT))
 def test_a_compiled_model_learns_what_one_process_learns(shared_worlds, wrap, when):
     if wrap == "tensor" and when.startswith("parts"):  # a table has the names that parts have without it
         with pytest.raises(mr.RankFailed, match="matches no module" if when == "parts before" else r"call part\.compile\(\)"):

@@ -183,8 +183,19 @@ def cover(*factors: Iterable) -> list[Row]:
     return sorted(rows, key=lambda row: row.ranks)
 
 
+def each_once(rows: Iterable[Row]) -> list[Row]:
+    """The rows that bring a family, a wrapper or a situation that none before them has."""
+    known: set = set()
+    found = []
+    for row in rows:
+        if not known.issuperset(row):
+            found.append(row)
+            known.update(row)
+    return found
+
+
 ROWS = cover(FAMILIES, WRAPPERS, SITUATIONS, (2, 3))
-SOON = [row for row in ROWS if row.ranks == 3 and not row.situation.startswith("compiled")][::2]
+SOON = each_once(row for row in ROWS if row.ranks == 3 and not row.situation.startswith("compiled"))
 
 
 def written() -> dict[str, dict[str, str]]:

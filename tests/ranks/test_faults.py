@@ -63,12 +63,9 @@ PLANS = {
 DEATHS = ("SIGKILL", "SIGSEGV", "exit", "out of memory")
 PLACES = ("forward", "backward", "reduce", "optimizer", "copy", "half a file", "before its name", "after its name")
 MATRIX = list(itertools.product(DEATHS, PLACES, PLANS))
-EIGHT = [  # each place once; all deaths and plans
+FIVE = [  # all deaths, and each place but those of SOME below; backward is one place between two that are here
     ("SIGKILL", "forward", "tp × pp on 4"),
-    ("SIGSEGV", "backward", "fsdp on 3"),
-    ("exit", "reduce", "dp on 3"),
-    ("exit", "optimizer", "fsdp on 4"),
-    ("SIGKILL", "copy", "dp on 3"),
+    ("SIGSEGV", "reduce", "fsdp on 3"),
     ("out of memory", "half a file", "tp × pp on 4"),
     ("SIGSEGV", "before its name", "dp on 2"),
     ("exit", "after its name", "dp on 3"),
@@ -123,7 +120,7 @@ def strike(world, gpt: GPTConfig, training: TrainingConfig, folder: Path, fault:
     assert wait_until(lambda: all(gone(pid) for pid in before), 20)
 
 
-@pytest.mark.parametrize(("kind", "place", "name"), matrix(MATRIX, EIGHT))
+@pytest.mark.parametrize(("kind", "place", "name"), matrix(MATRIX, FIVE))
 def test_after_a_fault_the_same_ranks_go_on_bit_for_bit(sizes, undisturbed, tmp_path, kind, place, name):
     count, training = PLANS[name]
     fault, world = Fault(kind, place, MATRIX.index((kind, place, name)) % count), sizes[count]

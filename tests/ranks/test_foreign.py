@@ -56,7 +56,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shared_worlds", matrix([2, 4], [4]), indirect=True, scope="module")
-@pytest.mark.parametrize("name", matrix(FAMILIES, ["Llama", "Qwen3", "Gemma3", "Mixtral", "Glm4"]))
+@pytest.mark.parametrize("name", matrix(FAMILIES, ["Qwen3", "Gemma3", "Mixtral", "Glm4"]))
 def test_a_model_cut_over_ranks_learns_what_one_process_learns(shared_worlds, name):
     def gap() -> float:
         sizes = {"num_key_value_heads": 4} if name == "Phi3" else {}  # a rank has whole ones of its own

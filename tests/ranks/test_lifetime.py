@@ -12,7 +12,7 @@ from jupyter_client.manager import start_new_kernel
 import manyranks as mr
 from manyranks.world.processes import local
 from manyranks.world.processes.local import the_forkserver
-from tests.conftest import gone, matrix, pids, start_script, wait_until
+from tests.conftest import BARE, gone, pids, start_script, wait_until
 
 SCRIPT = """
 import os, sys, time
@@ -40,6 +40,7 @@ if os.fork() == 0:
     sys.exit()  # runs what Python runs at the end
 os.wait()
 print(world.run(abs, -1), flush=True)
+raise ValueError
 """
 
 
@@ -64,7 +65,8 @@ def test_killing_the_kernel_ends_every_rank_and_the_forkserver():
         assert wait_until(lambda: all(gone(pid) for pid in family), 20)
 
 
-@pytest.mark.parametrize("then", matrix(["sys.exit(1)", "raise ValueError"], ["raise ValueError"]), ids=["exit", "exception"])
+@pytest.mark.whole  # the next test's script ends, too
+@pytest.mark.parametrize("then", ["sys.exit(1)", "raise ValueError"], ids=["exit", "exception"])
 def test_a_script_that_ends_leaves_nothing(then):
     process, family = started(then)
     with process:
@@ -103,7 +105,8 @@ def test_a_fork_does_not_wait_for_a_lock_that_another_thread_held():
 
 
 def test_the_forkserver_ends_a_while_after_the_last_world_and_the_next_world_has_another(monkeypatch):
-    monkeypatch.setattr(local, "strangers", 2)  # a forkserver of this test's own
+    monkeypatch.setattr(local, "strangers", 2)  # a forkserver of this test's own, which has no use for what tests import
+    monkeypatch.setattr(local, "_START", BARE)
     monkeypatch.setattr(local, "IDLE", 0.3)
     first, second = mr.World(1), mr.World(1)
     server = the_forkserver().pid

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import manyranks as mr
 from manyranks.world.fences import confine
 from manyranks.world.processes import forkserver, local
-from tests.conftest import gone, pids, start_script, wait_until
+from tests.conftest import BARE, gone, pids, start_script, wait_until
 from tests.ranks.test_lifetime import SCRIPT, pids_in
 
 # What others wrote is imported before, for it looks at the system, too.
@@ -81,7 +81,8 @@ def test_ranks_that_outlive_their_forkserver_are_ended_by_the_kernel(macos):
     assert macos.run(add) == [3, 3, 3]
 
 
-def test_a_forkserver_that_was_killed_forks_no_more_and_leaves_no_socket():
+def test_a_forkserver_that_was_killed_forks_no_more_and_leaves_no_socket(monkeypatch):
+    monkeypatch.setattr(local, "_START", BARE)
     server = local.Forkserver()
     try:
         server.wait_until_ready()

@@ -10,6 +10,8 @@ from manyranks import show
 from tests.drawn import words
 from tests.notebooks import pages
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 # Chapter -> its explorer, numbers of its answers that it doesn't show, and in the answers' order: button, controls that are
 # moved after it, and what the explorer shows then.
 ANSWERS = {

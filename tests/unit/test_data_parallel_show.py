@@ -41,6 +41,7 @@ def test_the_speedup_that_it_opens_with_can_be_redone_by_hand():
         ),
     ],
 )
+@pytest.mark.usefixtures("undrawn")
 def test_the_sentence_names_the_limit(change, said):
     assert said in explorer().set(**change).status
 

@@ -80,5 +80,6 @@ def test_the_explorer_says_what_the_theory_says():
         ({"gpus": 131072, "hours": 1}, "54 days of training never ends; .* spare nodes more than its 16,384"),
     ],
 )
+@pytest.mark.usefixtures("undrawn")
 def test_the_explorer_says_what_costs_most_and_what_cannot_be(change, says):
     assert re.search(says, show.failures.explorer().set(**change).status)

@@ -62,5 +62,6 @@ def test_the_explorer_says_what_the_theory_says():
         ({"chip": "A100-80GB SXM", "itemsize": 1}, "no rate is known at which A100-80GB SXM multiplies 1-byte numbers"),
     ],
 )
+@pytest.mark.usefixtures("undrawn")
 def test_the_explorer_says_what_limits_and_what_cannot_be(change, says):
     assert says in show.kernels.explorer().set(**change).status

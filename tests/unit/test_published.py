@@ -293,7 +293,7 @@ def test_the_readme_s_figures_are_those_of_the_table():
     ]
     assert found == [each for rows, mean in means for each in (str(len(rows)), f"{100 * mean:.1f}")]
     ended = sum(fits(*run) for run in OUT_OF_MEMORY), sum(not fits(row.shape, row.plan, row.cluster) for row in ROWS)
-    assert f"out of memory, {ended[0]} are promised to fit; of {len(ROWS)} runs that fitted, {ended[1]} are refused" in text
+    assert f"out of memory, {ended[0]} are promised to fit; of {len(ROWS)} runs that fit, {ended[1]} are refused" in text
     bars = [(row.time_error(), bar) for row, bar in error_bars.without_own_table() if not bar.missing]
     held = sum(bar.least <= error <= bar.most for error, bar in bars) / len(bars)
     assert f"these intervals hold {held:.0%} of its runs".replace("%", " %") in text

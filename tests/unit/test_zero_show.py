@@ -112,10 +112,12 @@ def test_what_is_sent_is_the_theory_s_by_parts():
         ),
     ],
 )
+@pytest.mark.usefixtures("undrawn")
 def test_the_sentence_names_the_limit_and_a_way_out(change, said):
     assert said in explorer().set(**DEFAULT | change).status
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_way_out_is_one():
     shown = explorer().set(model="llama3-70b", dp=8, stage="ZeRO-3")
     assert "Does not fit" not in shown.set(dp=64).status
@@ -125,6 +127,7 @@ def test_a_way_out_is_one():
     assert "Does not fit" in shown.set(k=32).status
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_shards_are_hsdp_s_alone_and_hsdp_that_cannot_be_is_left_out():
     shown = explorer()
     assert shown.controls["k"].disabled

@@ -92,6 +92,12 @@ class Product(NamedTuple):
         sizes = f"M = {self.m}, K = {self.k}, N = {self.n} in {kind}"
         return f"{sizes}, a budget of {self.budget:,} bytes and {self.shared:,} of shared memory"
 
+    @property
+    def most(self) -> int:
+        """The most elements of a tile: of two at once, or of their product, (wide / 32)² at 16 a step."""
+        wide = self.shared // self.dtype.itemsize
+        return max(wide, (wide // 32) ** 2)
+
     def factors(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Casts drawn matrices. In float16 the halves of each sum nearly cancel: a sum in float16 is told from a better one."""
         if self.dtype == torch.float16:

@@ -122,9 +122,7 @@ def outputs(judged: apart.Judged) -> list[NotebookNode]:
     """Makes what the cell shows: the report, whose text is the points, as nbgrader reads them."""
     if judged.missed:
         return [_not_judged(judged.missed)]
-    html = upright(
-        f"<div class='tex2jax_ignore'>{judged.report._repr_html_()}</div>"
-    )  # a learner's words may look like formulas
+    html = upright(f"<div class='tex2jax_ignore'>{judged.report._repr_html_()}</div>")  # its words may look like formulas
     return [new_output("execute_result", data={"text/html": html, "text/plain": f"{judged.points:g}"}, execution_count=1)]
 
 

@@ -298,9 +298,10 @@ def looks(task: Task, seen: Seen) -> dict[str, Any]:
 
 
 def _only_two_ranks(task: Task, done: list[JudgedTrial]) -> list[Finding]:
-    """A finding where all is right on 2 ranks and nothing but 2 ranks."""
+    """A finding where all is right on 2 ranks and nothing but 2 ranks, of ranks that send each other messages."""
     right = {n: _values_hold(task, one) for n in task.worlds if (one := [d for d in done if d.trial.n == n])}
-    if len(right) > 1 and right.pop(2, False) and not any(right.values()):
+    sends = any(call.op == "send" for one in done for seen in one.trial.seen for call in seen.calls)
+    if sends and len(right) > 1 and right.pop(2, False) and not any(right.values()):
         return [Finding(Line(False, "works on any number of ranks", "right on 2 ranks only", _ONLY_TWO))]
     return []
 

@@ -165,12 +165,13 @@ def _factors(case: Product, rank: int, n: int, seed: int) -> tuple[Tensor, Tenso
 
 
 def _within(case: Product, counted: Counted) -> dict:
-    wide = case.shared // case.dtype.itemsize  # elements of two tiles; at 16 a step, their product has (wide / 32)² at most
-    beyond = [max(one.dot_bytes - case.shared, one.tile - max(wide, (wide // 32) ** 2)) for one in counted.launches]
+    beyond = [max(one.dot_bytes - case.shared, one.tile - case.most) for one in counted.launches]
+    each = -(-case.m * case.n // sum(one.programs for one in counted.launches))
     return {
         "whether tl.dot ran": counted.flops >= 2 * case.m * case.n * case.k,
         "bytes more than the budget": max(0, counted.requested_bytes() - case.budget),
         "bytes more than the shared memory": max(0, *beyond),
+        "elements of a program's tile more than fit the shared memory": max(0, each - case.most),
     }
 
 

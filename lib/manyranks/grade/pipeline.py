@@ -280,11 +280,11 @@ _ROWS, _WIDTHS, _SINGLE = 96, (16, 48, 32, 16), ("one micro-batch", "W before I"
 _HALVES = (("F", "forward(x)", "y"), ("I", "input_gradient(grad)", "the gradient of x"), ("W", "weight_gradient()", ""))
 
 
-def _stack(*words, frozen: bool = False) -> nn.ModuleList:
+def _stack(*words, widths: tuple[int, ...] = _WIDTHS, frozen: bool = False) -> nn.ModuleList:
     """The layers. frozen: a weight and a bias do not learn, and a layer has no bias; the others have gradients already."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed_of(*words))
-        sizes = enumerate(pairwise(_WIDTHS))
+        sizes = enumerate(pairwise(widths))
         layers = nn.ModuleList(nn.Linear(*pair, bias=not (frozen and k == 2), **EXACT) for k, pair in sizes)
     layers[1].weight.requires_grad_(not frozen)
     layers[0].bias.requires_grad_(not frozen)
@@ -295,7 +295,7 @@ def _stack(*words, frozen: bool = False) -> nn.ModuleList:
 
 def _stacks(case: str, rank: int, n: int, seed: int) -> tuple[list[nn.ModuleList], list[list[Tensor]]]:
     """The layers, and by step what goes through them: the first stack twice, if there are two."""
-    stacks = [_stack(seed)] if case in _SINGLE else [_stack(seed, frozen=True), _stack(seed, 2)]
+    stacks = [_stack(seed)] if case in _SINGLE else [_stack(seed, frozen=True), _stack(seed, 2, widths=(*_WIDTHS, 16))]
     steps = 1 if case == _SINGLE[1] else 2
     return stacks, [[normal((_ROWS, _WIDTHS[0]), seed, step, i) for i in range(2 * len(stacks) - 1)] for step in range(steps)]
 

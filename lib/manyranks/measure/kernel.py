@@ -92,6 +92,11 @@ class Launch:
     trans_bytes: int = 0
     tile: int = 0
 
+    @property
+    def programs(self) -> int:
+        """Returns the number of programs on the grid."""
+        return math.prod(self.grid)
+
 
 class Counted(NamedTuple):
     """The results of `count`.

@@ -35,7 +35,8 @@ _SIGNS = ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
 _OF_TRITON = {name for name, one in vars(tl).items() if f"{getattr(one, '__module__', '')}".startswith("triton.")}
 _OF = {"tl": _OF_TRITON | {"math"}, "triton": {"cdiv", "next_power_of_2"}, "math": {*dir(math)}}  # what leads nowhere else
 _CLASSES = [one for one in vars(tl).values() if isinstance(one, type)]
-_OF_VALUES = {name for one in _CLASSES for name in dir(one)} | ({*vars(tl.math)} - {"core", "wraps"})
+_OF_VALUES = {name for one in _CLASSES for name in dir(one) if not isinstance(getattr(one, name, 0), list)}  # shared
+_OF_VALUES |= {*vars(tl.math)} - {"core", "wraps"}
 _OF_VALUES |= {"type", "dtype", "shape", "numel", "value", "name", "scalar", "element_ty", "primitive_bitwidth"}
 _OWN = "a kernel uses its arguments, tl, numbers that are defined above it, and kernels of its own"
 _MOST = 200  # launches
@@ -151,7 +152,9 @@ def relaunch(told: dict, inputs: list[Tensor], results: list[list]) -> Counted:
     def meant(value: list) -> Any:
         kind, its = value
         own: dict[str, Callable] = {"constexpr": lambda: tl.constexpr(meant(its)), "dtype": lambda: tl.dtype(its)}
-        own |= {"kernel": lambda: kernels[its], "torch": lambda: _dtype_of(its)}
+        own |= {"kernel": lambda: kernels[its], "torch": lambda: _dtype_of(its), "tensor": lambda: None}  # `at` makes these
+        if kind not in own and not (its is None or isinstance(its, bool | int | float | str)):  # programs could share it
+            raise Stopped(f"an argument is a {type(its).__name__}", _OWN)
         return own.get(kind, lambda: its)()
 
     def at(place: list) -> Tensor:
@@ -197,6 +200,8 @@ def _compiled(name: str, text: str, used: dict[str, list], number: int) -> Inter
     if found := _checked(tree, modules) - used.keys() - _BUILTINS.keys():
         raise Stopped(f"{name} uses {min(found)}", _OWN)
     text = ast.unparse(tree)
+    if sum(line.strip().startswith("def ") for line in text.splitlines()) > 1:  # Triton runs the last one, also of a string
+        raise Stopped(f"{name} uses a line of text that begins with def", _OWN)
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     names: dict[str, Any] = {"__builtins__": _BUILTINS, "__name__": "kernel"}
     names |= {alias: _MODULES[its] for alias, its in modules.items()}
@@ -219,6 +224,7 @@ def _checked(tree: ast.Module, modules: dict[str, str]) -> set[str]:
     head = {one.id for one in ast.walk(kernel.args) if isinstance(one, ast.Name)}  # outside, where nothing is its own
     allowed = _NODES.split()
     other = [type(one).__name__ for one in nodes if type(one).__name__ not in allowed and not isinstance(one, _SIGNS)]
+    other += ["a list as a default" for one in ast.walk(kernel.args) if isinstance(one, ast.List)]  # programs would share it
     based = {id(one.value) for one in dots}
     alone = [one.id for one in names if one.id in modules and (id(one) not in based or one.id in own)]
     led = [one.id for one in names if one.id.startswith("__")]

@@ -73,7 +73,6 @@ class FullyShardedDataParallel(Sharded):
                 dtype=compute_dtype,
                 reduce_dtype=reduce_dtype,
                 replicas=replica_group,
-                finish_gather=lambda work: self._lead()._order.wait(work),
             )
             for part in found.parts
         ]
@@ -89,6 +88,8 @@ class FullyShardedDataParallel(Sharded):
         self.units = list(dict.fromkeys(u for of in self._needs.values() for u in of))
         self._reduces = True
         self._order = Order(module, self.group)
+        for unit in self.units:
+            unit.order = self._order
         saves(module, only_whole)
         self._running: list[tuple[nn.Module, frozenset[Unit]]] = []  # and what they have
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.flat_parameters import Named, Row, start_reduce_scatter
+from manyranks.parallel.fsdp.order import Order
 from manyranks.parallel.precision import wide
 from manyranks.parallel.shard import ShardParameter, accumulate, as_parts, is_shard
 
@@ -72,7 +73,11 @@ class Unit:
     here, modules compute with `whole`, Parameters that are views of one row. The row's
     memory comes and goes. Autograd's saved tensors lie in it, too, and are right again as
     soon as the row is gathered again.
+
+    order: the outermost wrapper's, which waits for gathers
     """
+
+    order: Order
 
     def __init__(
         self,
@@ -81,7 +86,6 @@ class Unit:
         dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
         replicas: Group = None,
-        finish_gather: Callable[[dist.Work], object] = dist.Work.wait,
     ):
         self.part, self.group, self.replicas = part, group, replicas
         self.row = Row(part.named, group)
@@ -97,7 +101,6 @@ class Unit:
         self.gathered, self.shown = True, False  # whether modules have the whole ones
         self._versions = self._now()  # of what was gathered
         self._gather: dist.Work | None = None  # the row is on its way here
-        self.finish_gather = finish_gather
         self._reduction: Callable[[], Tensor] | None = None  # gradients are on their way
         self.free()
 
@@ -124,7 +127,7 @@ class Unit:
         """Returns when the modules have their whole parameters."""
         self.start()
         if self._gather is not None:
-            self.finish_gather(self._gather)
+            self.order.wait(self._gather)
             self._gather = None
         if not self.shown:
             self.part.show(self.whole)
