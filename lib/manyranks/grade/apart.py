@@ -40,7 +40,7 @@ from manyranks.world import cells, limits
 from manyranks.world.errors import NotStarted, RankHung, WorldError
 from manyranks.world.fences import confine, sandbox
 from manyranks.world.fences.confine import Confined
-from manyranks.world.processes import local
+from manyranks.world.processes import handle, local
 from manyranks.world.processes.patience import computed
 from manyranks.world.rank import messages
 from manyranks.world.rank.plain import NotPlain, pack, unpack
@@ -272,7 +272,7 @@ class Judge:
 
     def _heard(self, case: _Case) -> Judged | _Over | None:
         """Returns what has come of it, if anything has. Raises Ended and NotJudged."""
-        if not local.readable(case.other.fileno()):
+        if not handle.readable(case.other.fileno()):
             if time.monotonic() > case.until:
                 if computed(case.server.pid, children=True) - case.before > _SUBMISSION:
                     raise Ended(f"its ranks have used more than {_SUBMISSION:.0f} s of the processors")

@@ -109,7 +109,11 @@ class World:
         self._run(range(self.size), tasks.set_variables, (values,), {})
 
     def run_cell(self, source: str, name: str, ranks: Iterable[int] | None = None) -> None:
-        """Runs a cell's source on these ranks (all by default), among the variables they keep; name: its file name."""
+        """Runs a cell's source among the variables that ranks keep.
+
+        name: the file name that tracebacks give to its lines
+        ranks: those that run it, None for all
+        """
         self._run(self.checked_ranks(ranks), tasks.run_cell, (source, name), {})
 
     def time_cell(self, source: str, name: str, ranks: Iterable[int] | None = None) -> dict[int, float]:
