@@ -248,8 +248,8 @@ class World:
     def _ask(self, team: Team, outcome: Outcome, frames: dict[int, list], output: Output, show_progress: Callable) -> None:
         clock = Clock((process.pid for process in team.processes if process.pid), self.patience)
         try:
-            for rank in outcome.ranks:
-                if self.timeout is not None and clock.over(self.timeout):  # those before took their tasks slowly
+            for k, rank in enumerate(outcome.ranks):
+                if k and self.timeout is not None and clock.over(self.timeout):  # those before took their tasks slowly
                     raise TimeoutError
                 with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
                     team.processes[rank].ask(frames[rank], self.timeout)
