@@ -364,7 +364,7 @@ def test_nobody_is_judged_as_root_or_without_the_important_fences(monkeypatch):
         apart.Judge()
     monkeypatch.setattr(apart.confine, "fences", lambda: "files, processes, network")
     monkeypatch.setattr(apart.os, "getuid", lambda: 0)
-    with pytest.raises(RuntimeError, match="you are root"):
+    with pytest.raises(RuntimeError, match="you're root"):
         apart.Judge()
 
 

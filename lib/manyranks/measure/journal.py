@@ -28,8 +28,12 @@ _SCALING = {"div", "mul", "floor_divide"}
 
 
 class Entry(NamedTuple):
-    """A call. op: "send", "all_reduce", …; peer: of a message, None where it may be anyone; frames: the learner's, innermost
-    first; sizes: whether an all-to-all was given its sizes, which may differ from rank to rank.
+    """A call.
+
+    op: "send", "all_reduce", …
+    peer: of a message, None where it may be anyone
+    frames: the learner's, innermost first
+    sizes: whether an all-to-all was given its sizes, which may differ from rank to rank
     """
 
     op: str
@@ -43,7 +47,10 @@ class Entry(NamedTuple):
 
 
 class Stopped(Exception):
-    """A learner's function did what can only go wrong. hint: what to look at."""
+    """A learner's function did what can only go wrong.
+
+    hint: what to look at
+    """
 
     def __init__(self, what: str, hint: str):
         super().__init__(what, hint)

@@ -7,7 +7,7 @@ from manyranks.world.errors import HUNG_UP
 from manyranks.world.faults.deadlock import Case
 from manyranks.world.faults.outcome import Outcome
 from manyranks.world.notebook.output import Output
-from manyranks.world.processes.local import RankProcess
+from manyranks.world.processes.handle import RankProcess
 from manyranks.world.processes.patience import Clock
 from manyranks.world.processes.team import Team
 from manyranks.world.rank import watch
