@@ -194,9 +194,10 @@ def _compiled(name: str, text: str, used: dict[str, list], number: int) -> Inter
     """A kernel of this source, which can do nothing but compute."""
     tree, file = ast.parse(text), f"<kernel {number}>"
     modules = {alias: its for alias, (kind, its) in used.items() if kind == "module"}
-    if found := _checked(tree, modules) - used.keys() - _BUILTINS.keys():
+    _checked(tree, modules)  # which takes its decorators away
+    text = ast.unparse(tree)  # Python 3.11.2 writes some f-strings as other code: what runs is checked, too
+    if found := _checked(ast.parse(text), modules) - used.keys() - _BUILTINS.keys():
         raise Stopped(f"{name} uses {min(found)}", _OWN)
-    text = ast.unparse(tree)
     if sum(line.strip().startswith("def ") for line in text.splitlines()) > 1:  # Triton runs the last one, also of a string
         raise Stopped(f"{name} uses a line of text that begins with def", _OWN)
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
