@@ -241,7 +241,7 @@ class _Watch:
         launch.stored = max(launch.stored, self.stored[program])
 
     def access(self, kind: str, pointers, mask: np.ndarray, least: int = 1) -> int:
-        """Notes what lanes load or store, and returns how many do. least: bytes of what a lane stores."""
+        """Notes what lanes load or store, and returns how many do. least: bytes that a lane writes, or swaps."""
         itemsize = max(least, pointers.get_element_ty().primitive_bitwidth // 8)
         addresses = pointers.data.astype(np.int64).reshape(-1)
         active = np.broadcast_to(mask, pointers.data.shape).reshape(-1)
@@ -317,7 +317,7 @@ _NOTES: dict[str, Callable] = {
     "create_masked_load": lambda watch, _, pointers, mask, *rest, **more: watch.access("load", pointers, mask.data),
     "create_masked_store": lambda watch, builder, to, value, mask, *rest: watch.store("store", builder, to, value, mask.data),
     "create_atomic_rmw": lambda watch, builder, _, to, value, mask, *rest: watch.store("atomic", builder, to, value, mask.data),
-    "create_atomic_cas": lambda watch, builder, to, _, value, *rest: watch.store("atomic", builder, to, value, np.True_),
+    "create_atomic_cas": lambda watch, builder, to, known, *rest: watch.store("atomic", builder, to, known, np.True_),
     "create_dot": lambda watch, _, a, b, *rest: watch.product(a, b),
     "create_dot_scaled": lambda watch, _, a, a_scale, a_format, b, *rest: watch.product(a, b),
     "create_trans": lambda watch, _, tile, *rest: watch.turn(tile),
