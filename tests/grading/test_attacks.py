@@ -295,7 +295,7 @@ def test_what_torch_computes_is_no_kernel(court, cell):
     [
         *("import os", "tl.core", "tl.load.__globals__", "triton.runtime", "t = tl", "[i for i in x]"),
         *("tl.math.wraps", "tl.dot = x", "also.runtime", "x.cdiv.fn", "inspect.sys", "y.rewriter", "def f(inspect): pass"),
-        *("t = tl.dtype.OTHER_TYPES", '"""\ndef kernel(y):\n    pass"""'),
+        *("t = tl.dtype.OTHER_TYPES", "tl.str_to_ty('tensordesc<fp32[16],exit()', None)", '"""\ndef kernel(y):\n    pass"""'),
     ],
 )
 def test_a_kernel_can_do_nothing_but_compute(line):

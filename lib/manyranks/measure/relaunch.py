@@ -32,7 +32,8 @@ _NODES += (
     " Name Attribute Subscript Slice Tuple List Constant BinOp UnaryOp Compare BoolOp IfExp JoinedStr FormattedValue Assert"
 )
 _SIGNS = ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
-_OF_TRITON = {name for name, one in vars(tl).items() if f"{getattr(one, '__module__', '')}".startswith("triton.")}
+# Public names only: another one, str_to_ty, evaluates text.
+_OF_TRITON = {name for name in tl.__all__ if f"{getattr(vars(tl)[name], '__module__', '')}".startswith("triton.")}
 _OF = {"tl": _OF_TRITON | {"math"}, "triton": {"cdiv", "next_power_of_2"}, "math": {*dir(math)}}  # what leads nowhere else
 _CLASSES = [one for one in vars(tl).values() if isinstance(one, type)]
 _OF_VALUES = {name for one in _CLASSES for name in dir(one) if not isinstance(getattr(one, name, 0), list)}  # shared
