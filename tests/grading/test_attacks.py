@@ -295,7 +295,7 @@ def test_what_torch_computes_is_no_kernel(court, cell):
     [
         *("import os", "tl.core", "tl.load.__globals__", "triton.runtime", "t = tl", "[i for i in x]"),
         *("tl.math.wraps", "tl.dot = x", "also.runtime", "x.cdiv.fn", "inspect.sys", "y.rewriter", "def f(inspect): pass"),
-        *("t = tl.dtype.OTHER_TYPES", '"""\ndef kernel(y):\n    pass"""'),
+        *("t = tl.dtype.OTHER_TYPES", "tl.str_to_ty('tensordesc<fp32[16],exit()', None)", '"""\ndef kernel(y):\n    pass"""'),
     ],
 )
 def test_a_kernel_can_do_nothing_but_compute(line):
@@ -307,6 +307,16 @@ def test_a_kernel_can_do_nothing_but_compute(line):
         relaunch(told, [], [])
     with pytest.raises(Stopped, match="kernel uses"):
         relaunch(told | {"sources": [["kernel", f"def kernel(y):\n    {line}\n", used | {"tl": ["module", "triton"]}]]}, [], [])
+
+
+@pytest.mark.skipif(not TRITON, reason="Triton exists for Linux only")
+def test_what_runs_is_checked_however_python_writes_it(monkeypatch):
+    from manyranks.measure.relaunch import relaunch
+
+    told = {"memories": [], "launches": [], "sources": [["kernel", "def kernel(y):\n    y\n", {}]]}
+    monkeypatch.setattr("manyranks.measure.relaunch.ast.unparse", lambda tree: "def kernel(y):\n    import os\n")
+    with pytest.raises(Stopped, match="kernel uses Import"):
+        relaunch(told, [], [])
 
 
 COPY = "def kernel(x, y):\n    language.store(y, language.load(x))\n"

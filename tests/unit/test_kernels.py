@@ -213,6 +213,27 @@ def test_masked_lanes_atomics_and_scalars_are_counted():
     assert load.where.line + 1 == one.where.line
 
 
+@triton.jit
+def wide_one(out):
+    words = tl.full((4,), 1, tl.int64).to(tl.pointer_type(tl.int8), bitcast=True)
+    tl.store(out.to(tl.pointer_type(tl.pointer_type(tl.int8))) + 32 * tl.program_id(0) + 8 * tl.arange(0, 4), words)
+
+
+@triton.jit
+def swapping_one(out):
+    tl.atomic_cas(out + 2 * tl.arange(0, 4), tl.full((4,), 1, tl.int64), tl.zeros((4,), tl.int32))
+
+
+@counting
+def test_stores_count_what_they_write_and_how_much_each_program_stores():
+    counted = kernel.count(lambda: wide_one[2,](torch.zeros(16)))
+    assert counted.requested_bytes(kind="store") == 64
+    assert counted.launches[0].stored == 4
+    assert kernel.count(lambda: swapping_one[1,](torch.zeros(8))).requested_bytes(kind="atomic") == 32
+    with pytest.raises(kernel.OutOfBounds, match="4 lanes store outside out"):
+        kernel.count(lambda: wide_one[3,](torch.zeros(16)))
+
+
 @counting
 def test_a_lane_out_of_bounds_is_refused_before_it_reads_or_writes():
     x, out = random(10), torch.zeros(10)

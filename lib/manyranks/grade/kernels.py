@@ -166,7 +166,7 @@ def _factors(case: Product, rank: int, n: int, seed: int) -> tuple[Tensor, Tenso
 
 def _within(case: Product, counted: Counted) -> dict:
     beyond = [max(one.dot_bytes - case.shared, one.tile - case.most) for one in counted.launches]
-    each = -(-case.m * case.n // sum(one.programs for one in counted.launches))
+    each = max(one.stored for one in counted.launches)
     return {
         "whether tl.dot ran": counted.flops >= 2 * case.m * case.n * case.k,
         "bytes more than the budget": max(0, counted.requested_bytes() - case.budget),

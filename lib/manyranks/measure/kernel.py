@@ -82,6 +82,7 @@ class Launch:
     dot_bytes: of the two operands of the largest tl.dot, which a block keeps in shared memory, once per stage.
     trans_bytes: of the largest tile that tl.trans turns.
     tile: elements of the largest tile that a program makes; with three dimensions, along the two largest of them.
+    stored: the most elements that one program stores.
     """
 
     kernel: str
@@ -91,6 +92,7 @@ class Launch:
     dot_bytes: int = 0
     trans_bytes: int = 0
     tile: int = 0
+    stored: int = 0
 
     @property
     def programs(self) -> int:
@@ -219,12 +221,13 @@ class _Watch:
         self.found: dict[tuple, Access] = {}
         self.starts: list[int] = []  # of the tensors' storages, ascending
         self.storages: list[tuple[int, str]] = []  # where each ends, and its argument's name
+        self.stored: Counter[tuple] = Counter()  # elements, by program
 
     def launch(self, executor, *args, **kwargs) -> None:
         named = dict(zip(executor.arg_names, args, strict=False)) | kwargs
         spans = sorted(_spans(named))
         self.starts, self.storages = [start for start, *_ in spans], [(end, name) for _, end, name in spans]
-        self.found = {}
+        self.found, self.stored = {}, Counter()
         executor.grid = tuple(executor.grid(named) if callable(executor.grid) else executor.grid)
         self.launches.append(Launch(executor.fn.__name__, executor.grid))
 
@@ -243,8 +246,14 @@ class _Watch:
         launch.flops += 2 * a.data.size * b.data.shape[-1]
         launch.dot_bytes = max(launch.dot_bytes, a.data.nbytes + b.data.nbytes)
 
-    def access(self, kind: str, pointers, mask: np.ndarray) -> None:
-        itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+    def store(self, kind: str, builder, pointers, value, mask: np.ndarray) -> None:
+        launch, program = self.launches[-1], builder.grid_idx
+        self.stored[program] += self.access(kind, pointers, mask, value.data.itemsize)
+        launch.stored = max(launch.stored, self.stored[program])
+
+    def access(self, kind: str, pointers, mask: np.ndarray, least: int = 1) -> int:
+        """Notes what lanes load or store, and returns how many do. least: bytes that a lane writes, or swaps."""
+        itemsize = max(least, pointers.get_element_ty().primitive_bitwidth // 8)
         addresses = pointers.data.astype(np.int64).reshape(-1)
         active = np.broadcast_to(mask, pointers.data.shape).reshape(-1)
         where = self.line()
@@ -258,6 +267,7 @@ class _Watch:
         access.masked += addresses.size - lanes
         if lanes:
             self.touch(access, addresses - start, active, lanes)
+        return lanes
 
     def touch(self, access: Access, offsets: np.ndarray, active: np.ndarray, lanes: int) -> None:
         if not access.first:
@@ -316,9 +326,9 @@ class _Watch:
 # that it lacks: before Triton 3.8 create_dot_scaled.
 _NOTES: dict[str, Callable] = {
     "create_masked_load": lambda watch, _, pointers, mask, *rest, **more: watch.access("load", pointers, mask.data),
-    "create_masked_store": lambda watch, _, pointers, value, mask, *rest: watch.access("store", pointers, mask.data),
-    "create_atomic_rmw": lambda watch, _, operation, pointers, value, mask, *rest: watch.access("atomic", pointers, mask.data),
-    "create_atomic_cas": lambda watch, _, pointers, *rest: watch.access("atomic", pointers, np.True_),
+    "create_masked_store": lambda watch, builder, to, value, mask, *rest: watch.store("store", builder, to, value, mask.data),
+    "create_atomic_rmw": lambda watch, builder, _, to, value, mask, *rest: watch.store("atomic", builder, to, value, mask.data),
+    "create_atomic_cas": lambda watch, builder, to, known, *rest: watch.store("atomic", builder, to, known, np.True_),
     "create_dot": lambda watch, _, a, b, *rest: watch.product(a, b),
     "create_dot_scaled": lambda watch, _, a, a_scale, a_format, b, *rest: watch.product(a, b),
     "create_trans": lambda watch, _, tile, *rest: watch.turn(tile),

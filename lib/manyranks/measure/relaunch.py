@@ -32,7 +32,8 @@ _NODES += (
     " Name Attribute Subscript Slice Tuple List Constant BinOp UnaryOp Compare BoolOp IfExp JoinedStr FormattedValue Assert"
 )
 _SIGNS = ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
-_OF_TRITON = {name for name, one in vars(tl).items() if f"{getattr(one, '__module__', '')}".startswith("triton.")}
+# Public names only: another one, str_to_ty, evaluates text.
+_OF_TRITON = {name for name in tl.__all__ if f"{getattr(vars(tl)[name], '__module__', '')}".startswith("triton.")}
 _OF = {"tl": _OF_TRITON | {"math"}, "triton": {"cdiv", "next_power_of_2"}, "math": {*dir(math)}}  # what leads nowhere else
 _CLASSES = [one for one in vars(tl).values() if isinstance(one, type)]
 _OF_VALUES = {name for one in _CLASSES for name in dir(one) if not isinstance(getattr(one, name, 0), list)}  # shared
@@ -197,9 +198,10 @@ def _compiled(name: str, text: str, used: dict[str, list], number: int) -> Inter
     """A kernel of this source, which can do nothing but compute."""
     tree, file = ast.parse(text), f"<kernel {number}>"
     modules = {alias: its for alias, (kind, its) in used.items() if kind == "module"}
-    if found := _checked(tree, modules) - used.keys() - _BUILTINS.keys():
+    _checked(tree, modules)  # which takes its decorators away
+    text = ast.unparse(tree)  # Python 3.11.2 writes some f-strings as other code: what runs is checked, too
+    if found := _checked(ast.parse(text), modules) - used.keys() - _BUILTINS.keys():
         raise Stopped(f"{name} uses {min(found)}", _OWN)
-    text = ast.unparse(tree)
     if sum(line.strip().startswith("def ") for line in text.splitlines()) > 1:  # Triton runs the last one, also of a string
         raise Stopped(f"{name} uses a line of text that begins with def", _OWN)
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
