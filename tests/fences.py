@@ -134,6 +134,14 @@ def shard(tensor):
 FULL = {
     "many files": "for i in range(3000): open(f'{i}', 'w').write('x')",
     "large files": "for i in range(40): open(f'{i}', 'wb').write(bytes(15_000_000))",
+    "large files while what is sent is read": """
+    def later():
+        for i in range(40):
+            open(f'{i}', 'wb').write(bytes(15_000_000))
+    import threading
+    threading.Timer(1, later).start()
+    return tensor
+""",
     "folders in folders": "name = str(os.getpid())\n    for i in range(3000):\n        os.mkdir(name); os.chdir(name)",
 }
 

@@ -14,7 +14,7 @@ from manyranks.world.errors import WorldError
 from manyranks.world.fences.confine import Confined
 from manyranks.world.notebook import live
 from manyranks.world.notebook.output import Output
-from manyranks.world.processes import local
+from manyranks.world.processes import handle
 from manyranks.world.rank.shown import MARK, MOST, Shown
 from tests.notebooks.execute import run
 
@@ -212,7 +212,7 @@ def test_a_confined_world_leaves_other_worlds_the_kernel_s_network(tmp_path):
 
 
 def test_confined_ranks_whose_replies_drip_hold_a_run_up_no_longer_than_one_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "_WHOLE", 2.0)
+    monkeypatch.setattr(handle, "_WHOLE", 2.0)
     source = """
 import gc, socket, struct, time
 notebook = min((one for one in gc.get_objects() if isinstance(one, socket.socket)), key=lambda one: one.fileno())
