@@ -12,7 +12,7 @@ ALL = (2, 3, 4)  # ranks: some mistakes show on 2 only, others on 4 only
 
 HINT_0 = "return a new tensor, and work on a copy: chunks of torch.tensor_split are views of the input"
 HINT_1 = "each chunk is one place off: check which chunk rank r sends first and which it holds at the end"
-HINT_2 = "this ring runs upwards: rank 0 sent to rank 1; here rank r sends to r − 1"
+HINT_2 = "this ring runs upward: rank 0 sent to rank 1; here rank r sends to r − 1"
 HINT_3 = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
 HINT_4 = "every message is the whole tensor: cut it with torch.tensor_split and send one chunk at a time"
 HINT_5 = "write it yourself, with dist.send, recv, isend, irecv or batch_isend_irecv"
@@ -193,7 +193,7 @@ slip("ring_all_gather", "gather_downwards_with_chunks_upwards", 0, "",
 slip("ring_all_gather", "gather_its_own_again_and_again", 0, "", lambda shard, elements: gather(shard, elements, passes=0),
     says="rank 0 sends 3 elements; right is 2: after the first step, a rank passes on what it has just")
 
-STARTS = "each rank begins with a chunk that it has not got yet: in the first step it has only its own shard to send"
+STARTS = "each rank begins with a chunk that it doesn't have yet: in the first step it has only its own shard to send"
 
 slip("ring_all_gather", "gather_beginning_with_the_next", 0.6, STARTS, lambda shard, elements: gather(shard, elements, first=1),
     says="sent 750,020 bytes; right is 750,024 bytes", on=(3, 4))

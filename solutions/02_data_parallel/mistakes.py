@@ -21,7 +21,7 @@ OWN = "these are the rank's own gradients: no mean has been written into paramet
 LEFT = "where a gradient was None, the mean has to become the gradient: put the zeros into parameter.grad first"
 LEFT_OUT = "is something left out where a gradient is None? It counts as zeros, and is sent all the same"
 FROZEN = "frozen parameters get no gradient: leave them out"
-CHAPTER = "that is the chapter's rule, at most so many bytes: here a bucket is closed once it has at least so many"
+CHAPTER = "that is the lesson's rule, at most that many bytes: here a bucket is closed once it has at least that many"
 ROWS = "make the row of one bucket, reduce it, write it back, and only then make the next"
 CUT = "; right are the buckets of `cut`"
 START = (
@@ -237,7 +237,7 @@ slip("average", "average_by_the_sum", 0,
      "that is the sum of the ranks' gradients: multiply each by its examples, divide by those of all ranks",
      lambda model, examples: (weigh(model, 1), reduce_all(model)))
 slip("average", "average_over_ranks", 0,
-     "that is the mean over the ranks: an example on a rank with many of them must count as much",
+     "that is the mean over the ranks: an example on a rank with many of them must count as much as any other",
      lambda model, examples: (weigh(model, 1 / me()[1]), reduce_all(model)))
 slip("average", "average_by_its_own_examples", 0, "the sum was divided by this rank's examples",
      lambda model, examples: (weigh(model, examples), reduce_all(model), weigh(model, 1 / examples)))
@@ -373,7 +373,7 @@ def hand_out_where_one_is(bucket, row):
 slip("average_in_buckets", "in_buckets_leaving_none", 1.2, LEFT,
     lambda buckets: average_in_buckets(buckets, mean_without_filling, write=hand_out_where_one_is))
 
-@mistake("average_in_buckets", "that is one call a parameter: put the gradients of a bucket into one tensor", points=2.1)
+@mistake("average_in_buckets", "that is one call per parameter: put the gradients of a bucket into one tensor", points=2.1)
 def in_buckets_one_call_a_parameter(buckets):
     for bucket in buckets:
         for p in bucket:
@@ -412,7 +412,7 @@ class Kin(NaiveDataParallel):
 slip("average_in_buckets", "in_buckets_the_sum", 1.2, SUM, lambda buckets: average_in_buckets(buckets, row_of))
 slip("average_in_buckets", "in_buckets_divided_twice", 1.2, TWICE,
      lambda buckets: average_in_buckets(buckets, lambda bucket: row_of(bucket) / me()[1], AVG))
-slip("average_in_buckets", "in_buckets_one_call_for_all", 1.5, "that is one call for everything: make one a bucket",
+slip("average_in_buckets", "in_buckets_one_call_for_all", 1.5, "that is one call for everything: make one per bucket",
      lambda buckets: average_in_buckets([[p for bucket in buckets for p in bucket]]))
 slip("average_in_buckets", "in_buckets_not_written_back", 1.2, OWN,
      lambda buckets: [dist.all_reduce(row_of(bucket) / me()[1]) for bucket in buckets])
@@ -630,7 +630,7 @@ slip("Overlapped", "CountsOnce", 4.2, ANEW,
      reset=lambda self: (vars(self).setdefault("missing", [len(b) for b in self.buckets]), setattr(self, "underway", {})))
 slip("Overlapped", "KeepsRows", 5.4, "keep nothing of a step that is over: empty your lists in finish()",
      reset=lambda self: (vars(self).setdefault("old", []).append(vars(self).get("underway")), Overlapped.reset(self)))
-slip("Overlapped", "SendsEachParameter", 3, "that is one call a parameter, as the chapter's rule would have it here" + CUT,
+slip("Overlapped", "SendsEachParameter", 3, "one call per parameter: that's the lesson's rule applied here" + CUT,
      cut=lambda self, parameters, first, cap: cut(parameters, 1, 1))
 slip("Overlapped", "HooksTheFrozen", 0, "", says="frozen parameters get no gradient",
      hook=hooks(lambda self, p: self.arrived, lambda self: self.module.parameters()))
@@ -671,7 +671,7 @@ slip("no_sync", "HasNone", 0, "", says="has no no_sync()", base=IsNoModule)
 slip("no_sync", "IsNoContextManager", 0, "", says="put @contextmanager above it", no_sync=switches)
 slip("no_sync", "UsesNoGrad", 0, "", says="inside no_sync() backward must still make gradients",
      no_sync=lambda self: torch.no_grad())
-slip("no_sync", "NeverYields", 0, "", says="no_sync() has to `yield` where its inside is to run",
+slip("no_sync", "NeverYields", 0, "", says="no_sync() has to `yield` where the `with` block runs",
      no_sync=contextmanager(never))
 slip("no_sync", "NoSyncTakesMore", 0, "", says="the training loop calls model.no_sync()",
      no_sync=no_sync)

@@ -145,7 +145,7 @@ slip("gather", "its_own_part", 0, "only this rank's own part is there: gather th
      lambda s, shape: alone(s)[: shape.numel()].view(shape))
 slip("gather", "by_all_reduce", 1.2, "", lambda s, shape: all_reduced(alone(s))[: shape.numel()].view(shape),
      says="dist.all_gather_single brings all shards at once")
-slip("gather", "gathers_twice", 1.2, "everything was gathered twice: one all-gather a tensor",
+slip("gather", "gathers_twice", 1.2, "everything was gathered twice: one all-gather per tensor",
      lambda s, shape: (gather(s, shape), gather(s, shape))[1])
 
 # 3. Stage1
@@ -254,9 +254,9 @@ slip("Stage1", "AllReducesAndCuts", 4.35, "", mean=lambda self, p: shard(all_red
      says=ALL_REDUCE)
 slip("Stage1", "ForgetsToGather", 2, "the parameters never change: after the optimizer's step, gather them from the shards",
      spread=lambda self: None)
-slip("Stage1", "SendsForShow", 0, "", says="not judged, for the work was not done",
+slip("Stage1", "SendsForShow", 0, "", says="not judged, because the work wasn't done",
      step=lambda self: dist.all_reduce(torch.ones(1)))
-slip("Stage1", "DoesNothing", 0, "", step=lambda self: None, says="not judged, for the work was not done")
+slip("Stage1", "DoesNothing", 0, "", step=lambda self: None, says="not judged, because the work wasn't done")
 slip("Stage1", "ForgetsNoGrad", 0, "", says="change parameters under torch.no_grad()",
      spread=lambda self: [p.copy_(self.gather(p, s)) for p, s in zip(self.params, self.shards)])
 slip("Stage1", "GathersBeforeTheStep", 2, LATE, step=lambda self: (self.reduce(), self.spread(), self.optimizer.step()))
@@ -269,7 +269,7 @@ slip("Stage1", "ClearsNothing", 0.65, CLEAR, zero_grad=lambda self: None)
 slip("Stage1", "ClearsShardsOnly", 0.65, CLEAR, zero_grad=lambda self: self.optimizer.zero_grad())
 slip("Stage1", "PadsNoGradient", 0, "", mean=lambda self, p: reduced(filled(p).flatten() / me()[1]),
      says="pad with zeros first: N·S elements go in, and S come out")
-slip("Stage1", "TrainsTheFrozenToo", 0, "frozen parameters change, too: AdamW makes all that it has smaller. They get no shard",
+slip("Stage1", "TrainsTheFrozenToo", 0, "frozen parameters change: AdamW shrinks everything it has. Give them no shard",
      learning=lambda self, params: params)
 slip("Stage1", "IgnoresSettings", 2, "the optimizer has settings of its own: hand **kwargs on to optimizer_class",
      make=lambda self, optimizer_class, kwargs: optimizer_class(self.shards))
@@ -393,13 +393,13 @@ slip("Stage2", "QueuesForwards", 1.2, "gradients leave in the reverse order of `
 slip("Stage2", "HooksSeeTheLast", 0.4,
      "does the hook get what you think? A lambda in a loop sees its last value: use functools.partial",
      hook=lambda self: [p.register_post_accumulate_grad_hook(lambda _: self.arrived(p)) for p in self.params])  # noqa: B023
-slip("Stage2", "HooksBeforeItIsThere", 0.4, "register_hook is before .grad is there: register_post_accumulate_grad_hook",
+slip("Stage2", "HooksBeforeItIsThere", 0.4, "register_hook runs before .grad is there: use register_post_accumulate_grad_hook",
      hook=lambda self: [p.register_hook(lambda grad, p=p: self.arrived(p)) for p in self.params])
 slip("Stage2", "HooksTakeNothing", 0, "", says="PyTorch calls hook(parameter)",
      hook=lambda self: [p.register_post_accumulate_grad_hook(lambda: None) for p in self.params])
 slip("Stage2", "DropsNothing", 1.6, "what has left counts again in the next backward: drop it, parameter.grad = None",
      drop=lambda self, p: None)
-slip("Stage2", "Overwrites", 1.6, "only the last backward counts: a mean that arrives is added to what the shard's gradient is",
+slip("Stage2", "Overwrites", 1.6, "only the last backward counts: add each mean to the shard's gradient",
      take=lambda self, p, s: setattr(s, "grad", self.mean(p)))
 slip("Stage2", "InheritsStep", 1.4, "does step() reduce again, as in Stage1? Shards have their gradients: write one without",
      step=Stage1.step)

@@ -164,7 +164,7 @@ def knows_parameters(function, x):
 
     return Own.apply(y.detach(), x, *others) if y.requires_grad else y
 
-@slip("checkpoint", says="not judged, for the work was not done")
+@slip("checkpoint", says="not judged, because the work wasn't done")
 def never_goes_back(function, x):
     with torch.no_grad():
         y = function(x)
@@ -203,11 +203,11 @@ HELD = "x is still held when backward is over: save_for_backward lets it go then
 LEARNS = "nothing needs a gradient here, and the second run has no backward: ask y.requires_grad"
 NO_LEAF = "x gets no gradient: the second run needs a leaf, x.detach().requires_grad_(), and backward returns its .grad"
 OFF = (
-    "autograd is off inside backward: run the function again under torch.enable_grad(), and go back from its result y with "
-    "grad; a sum of y that is made outside has no graph, and grad is not a sum's"
+    "autograd is off inside backward: run the function again under torch.enable_grad(), and call backward on its result y "
+    "with grad; a sum of y taken outside has no graph, and grad belongs to y"
 )
 PARAMETERS = "the parameters get no gradient: torch.autograd.backward(y, grad), of the second run, gives it to all"
-QUIET = "nothing gets a gradient: the second run has no graph. Run it under torch.enable_grad(), for it is off in backward"
+QUIET = "nothing gets a gradient: the second run has no graph. Autograd is off in backward: run it under torch.enable_grad()"
 RESTORE, SEEDS = "backward's run draws other random numbers than forward's", "from where they are: no seeds and no fork_rng"
 TWICE = "something went backward twice: run on a leaf of your own, x.detach().requires_grad_(), and go back once, for all"
 COPY = "x itself is enough: a copy takes the same bytes once more where somebody else holds x, too"
@@ -237,7 +237,7 @@ ForgetsTheParameters = changed(
 )
 StartsFromOnes = changed(Right, ONES, 2.8, gradient=from_ones)
 GivesApplyNothingMore = changed(Right, "", 4.67, ANCHOR, more=lambda self: [])
-NeverPutsBack = changed(Right, "", 2.8, "random numbers begin again from an earlier place", put_back=lambda self, now: None)
+NeverPutsBack = changed(Right, "", 2.8, "random numbers start again from an earlier place", put_back=lambda self, now: None)
 DoesNotRestore = changed(NeverPutsBack, "", 2.8, RESTORE, restore=lambda self, ctx: None)
 KeepsACopy = changed(Right, COPY, 3.85, save=lambda self, ctx, x: ctx.save_for_backward(x.clone()))
 
@@ -328,7 +328,7 @@ THREE = "the number of segments depends on L, it is not always 3: 2 layers are r
 CHUNKS = f"segments of one size leave a shorter one at the end, which differs by more than one layer: {SEGMENTS}"
 NONE = "no layer is in a checkpoint: every segment but the last is one call of checkpoint, and runs again"
 ONE = "with L = 1 there is no checkpoint: the only segment is the last"
-REST = "L // C layers a segment leave the last L % C out: the first L % C segments have one more"
+REST = "L // C layers per segment leave the last L % C out: the first L % C segments have one more"
 sqrt = partial(slip, "checkpoint_sqrt")
 
 def in_turn(layers, x):
@@ -371,7 +371,7 @@ rounds_down_with_the_last = sqrt(f"{DOWN}. And {LAST}", 0.8)(in_segments(lambda 
 makes_three_segments = sqrt(THREE, 1.2)(in_segments(lambda n: lengths_of(n, lambda root: min(3, n))))
 leaves_the_rest_out = sqrt(REST, 0.8)(in_segments(lambda n: [n // len(lengths_of(n))] * len(lengths_of(n))))
 checkpoints_a_single_layer = sqrt(ONE, 1.2)(lambda c, layers, x: in_segments(last=len(layers) == 1)(c, layers, x))
-runs_nothing = sqrt(says="not judged, for the work was not done")(lambda checkpoint, layers, x: x * 1)
+runs_nothing = sqrt(says="not judged, because the work wasn't done")(lambda checkpoint, layers, x: x * 1)
 has_the_arguments_the_other_way_round = sqrt(says="the function comes first")(lambda c, layers, x: c(x, layers[0]))
 
 @sqrt(CHUNKS, 1.2)
@@ -432,7 +432,7 @@ TABLE = (
 )
 GREEDY = f"taking one layer after the other, the best by some measure first, can miss the best choice: {TABLE}"
 NOTHING_FITS = "where nothing fits, raise ValueError: not even what holds least at each layer is within the budget"
-OTHERS = "return the layers to checkpoint: yours are those that keep everything, the others would be right"
+OTHERS = "return the layers to checkpoint; yours are the ones that keep everything: return the others"
 KEEPS = "without checkpoints everything is kept: choose layers until peak(layers, chosen) is within the budget"
 FREES = "the last layer's checkpoint frees nothing: backward begins there, and needs at once all that it saves"
 END = "peak(layers, chosen) counts more than what is held when forward ends: in backward, layer k holds all that it saves"
@@ -506,7 +506,7 @@ allows_a_little_more = choice(says="must be within the budget")(lambda layers, b
 leaves_no_byte_free = choice("a choice that holds just the budget fits, too: <=, not <", 0.4)(
     lambda layers, budget: right_choice(layers, budget - 1)
 )
-counts_from_one = choice("layers are counted from 0: with 1 less, your numbers would be right", 0.4)(
+counts_from_one = choice("layers are counted from 0: subtract 1 from each of yours", 0.4)(
     lambda layers, budget: {k + 1 for k in right_choice(layers, budget)}
 )
 returns_the_others = choice(OTHERS, 0.4)(lambda layers, budget: {*range(len(layers))} - {*right_choice(layers, budget)})

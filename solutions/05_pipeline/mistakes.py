@@ -306,10 +306,10 @@ slip("train_step", "NeverDivides", 2.8,
     "the step's loss is the mean over the m micro-batches: divide each loss by m before its backward", RightStep,
     loss=lambda self, y, i: RightStep.loss(self, y, i) * self.m)
 slip("train_step", "DividesOnEachRank", 2.8,
-    "each rank divides: only the last one divides, its loss by m, and the gradient that it sends carries that up", RightStep,
+    "every rank divides here; only the last should, its loss by m, and the gradients it sends carry that back", RightStep,
     go_back=lambda self, y, grad: y.backward(None if grad is None else grad / self.m))
 
-@wrong_step("only one micro-batch has left its gradient: backward adds to .grad, do not set it in between", points=2.8)
+@wrong_step("only one micro-batch's gradient is left: backward adds to .grad, so don't reset it in between", points=2.8)
 class AssignsInStep(RightStep):
     def go_back(self, y, grad):
         self.stage.zero_grad()
@@ -516,7 +516,7 @@ class DoesNothingWithoutI(RightSplit):
             super().weight_gradient()
 
 @wrong_split(
-    "W is one product a layer that learns, gradᵀ @ input, of what I has put aside: it does not go through the layers again, "
+    "W is one product per layer that learns, gradᵀ @ input, of what I has put aside: it does not go through the layers again, "
     "and computes nothing for a frozen weight",
     points=2.4,
 )
@@ -575,8 +575,8 @@ slip("under_a_cap", "goes_one_by_one", 1,
     "rank 0 waits until its only micro-batch is back: warm up first, rank r with p − 1 − r forwards at least",
     lambda p, m, cap, times: [steady(0, m)] * p)
 slip("under_a_cap", "does_w_after_its_i", 2.25, "the last rank does its first W too early: a W right after its I is a whole B "
-    "in two pieces. Within a cap of p, rank r can " "do its first W r rounds of F and I later than rank 0, for it has warmed "
-    "up with r forwards less",
+    "in two pieces. Within a cap of p, rank r can do its first W r rounds of F and I later than rank 0, "
+    "because it warmed up with r fewer forwards",
     lambda p, m, cap, times: [numbered("F" * min(cap - 1, p - 1 - rank) + "FIW" * m, m) for rank in range(p)])
 slip("under_a_cap", "is_zb_h1_at_most", 3.75, "there is room for more: with 2p − 1 activations, rank r warms up with 2(p − 1 "
     "− r) forwards, so that no rank waits for " "its first gradient, and puts each W off by 2r rounds",

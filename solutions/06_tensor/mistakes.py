@@ -302,7 +302,7 @@ slip("MLP", "MLPWithoutF", 0.75, "x's gradient through the units is only this ra
      "the units, which sums in backward", f=lambda self, x: x)
 slip("MLP", "MLPSwaps", 2, "f and g are swapped: x goes through f before the units, what down gives goes through g",
      __init__=lambda self, whole, f, g, group=None: MLP.__init__(self, whole, g, f, group))
-slip("MLP", "MLPBiasTTimes", 2, "each rank has added down's bias to its part, so that the sum has it t times: add it after g",
+slip("MLP", "MLPBiasTTimes", 2, "each rank has added down's bias to its part, so the sum has it t times: add it after g",
      product=lambda self, units: self.down(units), last=lambda self, x, y: x + y)
 slip("MLP", "MLPResidualThroughF", 2, "the residual connection's gradient is the same on all ranks, and f has summed it: "
      "give f's result to the units, and add x itself in the end",
@@ -748,7 +748,7 @@ slip("Block", "BlockThreeCalls", 4.8, "one all-reduce for the gradients of norm 
      parameters_here=lambda self: [self.given_f([p], self.group)[0] for p in self.three()])
 slip("Block", "BlockFOnX", 2.4, "x's shard is this rank's alone: not through f, which would add up gradients of different "
      "positions", before=lambda self, x: self.given_f([x], self.group)[0])
-slip("Block", "BlockBiasTTimes", 2.4, "each rank has added down's bias to its part, so that the sum has it t times: add it "
+slip("Block", "BlockBiasTTimes", 2.4, "each rank has added down's bias to its part, so the sum has it t times: add it "
      "after the reduce-scatter", sum=lambda self, part, bias: self.scatter(part + bias))
 slip("Block", "BlockOwnGradient", 2.4, "the gradient of what was gathered is only this rank's: each rank has used all "
      "positions, so the gradients of a position are added up over the ranks, and go back to the one that has it: a "

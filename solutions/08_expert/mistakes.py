@@ -161,9 +161,9 @@ slip("drop", "TokenByToken", 0,
     "the wrong copies are dropped: all first choices come before any second one, as in experts_KT.flatten()", RightDrop,
     order=lambda self, numbers_KT: numbers_KT.T.flatten().tolist())
 slip("drop", "EachRowForItself", 0,
-    "each row of choices has C places of its own: second choices find those taken that first ones have", RightDrop,
+    "each row of choices has its own C places: they should share them, first choices first", RightDrop,
     kept=lambda self, experts_KT, capacity: torch.stack([RightDrop.kept(self, row, capacity) for row in experts_KT]))
-slip("drop", "OneTooFew", 0, "C copies have a place: there the C-th one is dropped, too", RightDrop,
+slip("drop", "OneTooFew", 0, "C copies have a place: your answer drops the C-th one, too", RightDrop,
     kept=lambda self, experts_KT, capacity: RightDrop.kept(self, experts_KT, capacity - 1))
 slip("drop", "RoundsDown", 0, "C is rounded up: math.ceil, not int, // or round", RightDrop,
     capacity=lambda self, experts_KT: int(self.factor * experts_KT.numel() / self.experts))
@@ -180,7 +180,7 @@ slip("drop", "NotMarked", 0, "a dropped copy is marked by −1", RightDrop,
     marked=lambda self, experts_KT, kept: experts_KT.clone())
 slip("drop", "GatesLeft", 2.1, "the gate of a dropped copy is 0: its expert does not compute it", RightDrop,
     left=lambda self, gates_KT, kept: gates_KT * 1)
-slip("drop", "DropsAndNormalizes", 2.1, "the gates that remain are not changed: there they are divided by their sum again",
+slip("drop", "DropsAndNormalizes", 2.1, "the gates that remain are not changed: your answer divides them by their sum again",
     RightDrop, left=lambda self, gates_KT, kept: gates_KT * kept / (gates_KT * kept).sum(0).clamp(min=1e-9))
 slip("drop", "NeedsTokens", 1.5, "a rank may have no tokens: then there is nothing to divide by, and nothing to drop",
     RightDrop, left=lambda self, gates_KT, kept: gates_KT * kept * (1 / len(gates_KT[0]) * len(gates_KT[0])))
@@ -249,7 +249,7 @@ def by_torch(rows, sent, received):
 
     return functional.all_to_all_single(rows.contiguous(), received, sent, dist.group.WORLD).clone()
 
-slip("Exchange", "SwapsSplits", 0, "", RightExchange, says="how many rows come stands before how many go",
+slip("Exchange", "SwapsSplits", 0, "", RightExchange, says="received stands before sent",
     there=lambda rows, *splits: dist.all_to_all_single(rows.new_empty(sum(splits[1]), rows.shape[1]), rows, *splits))
 slip("Exchange", "NoGradient", 0,
     "the rows have no gradient: backward returns one for rows_SH, by an all-to-all, and None for each list", RightExchange,
@@ -261,7 +261,7 @@ slip("Exchange", "GradientsStay", 0, "backward has to send, too: the gradient of
     RightExchange, back=lambda grad, sent, received: torch.cat([grad, grad.new_zeros(sum(sent), grad.shape[1])])[: sum(sent)])
 slip("Exchange", "GradientNotContiguous", 1.5, "", RightExchange, says="grad.contiguous()", back=as_it_lies)
 slip("Exchange", "ScatteredRoom", 1.2,
-    "an all-to-all writes to an out that is not contiguous, where gloo mixes numbers up: make a new one", RightExchange,
+    "the all-to-all's out isn't contiguous, and gloo mixes up its numbers: make a new one", RightExchange,
     there=into_columns)
 
 # rank 1 of three has nothing to do
@@ -529,7 +529,7 @@ slip("balance", "OwnMean", 0.9,
     mean=lambda self, probabilities, counts: probabilities.sum(0) / max(len(probabilities), 1))
 slip("balance", "MeanOfNothing", 0.9, "a mean over no tokens is nan, and a rank may have none: sum, and divide by all tokens",
     RightBalance, mean=lambda self, p, counts: RightBalance.mean(self, p.mean(0)[None] * len(p), counts))
-slip("balance", "SumOfLosses", 0.9, "the sum of the ranks' losses is right there: their mean has to be, which takes a factor N",
+slip("balance", "SumOfLosses", 0.9, "the sum of the ranks' losses is right, but their mean should be: multiply by N",
     RightBalance, mean=lambda self, probabilities, counts: RightBalance.mean(self, probabilities, counts) / self.n)
 slip("balance", "WholeNumbers", 0.9,
     "nearly right: a quotient of two int64 tensors is float32. Make counts float64 before you divide", RightBalance,
@@ -607,8 +607,8 @@ class AveragesInPlace(RightAverage):  # copied into the gradients that are there
             parameter.grad.copy_(part.view_as(parameter))
 
 slip("average", "ExpertsOverAll", 0,
-    "expert gradients are averaged over all ranks: others have other experts. Sum with group=replicas", RightAverage, on=(4,),
-    of_experts=lambda self, experts: self.put(experts, self.summed(experts, None) / self.n))
+    "expert gradients are averaged over all ranks, but other ranks have other experts. Sum with group=replicas",
+    RightAverage, on=(4,), of_experts=lambda self, experts: self.put(experts, self.summed(experts, None) / self.n))
 slip("average", "MeanOverReplicas", 1.2,
     "expert gradients are e times too large: they are sums over e ranks' tokens already. Divide by N", RightAverage, on=(4,),
     of_experts=lambda self, experts: self.put(experts, self.summed(experts, self.replicas) / self.size))
@@ -624,7 +624,7 @@ slip("average", "DividesTwice", 1.2, "all gradients are divided twice: once by N
 slip("average", "CutsTurned", 1.2,
     "the gradients are mixed up: cut the flat row in the order and sizes in which it was put together", RightAverage, on=(4,),
     put=lambda self, parameters, flat: RightAverage.put(self, parameters[::-1], flat))
-slip("average", "SkipsNone", 0, "", RightAverage, says="who skips it sends fewer numbers than the others", on=(4,),
+slip("average", "SkipsNone", 0, "", RightAverage, says="a rank that skips it sends fewer numbers than the others", on=(4,),
     flat=lambda self, parameters: torch.cat([one.grad.flatten() for one in parameters if one.grad is not None]))
 slip("average", "OneCallEach", 1.65,
     "one call for each parameter: put all gradients into one flat row, and cut it again afterwards", RightAverage, on=(4,),

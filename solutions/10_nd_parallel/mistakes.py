@@ -14,7 +14,7 @@ from manyranks.grade.answers import also_right, mistake, right, slip
 # fmt: off
 
 CHAPTER = ("pp", "dp", "cp", "tp")
-FASTEST = "the first axis changes fastest there: sizes has the outermost axis first, so the last one differs from rank to rank"
+FASTEST = "the first axis changes fastest here: sizes has the outermost axis first, so the last one differs from rank to rank"
 FIXED = "the order of the axes is that of sizes, which is another one each time: not pp, dp, cp, tp as in the chapter"
 OWN_STRIDE = "an axis's stride is the product of the degrees further inside: its own degree is not among them"
 
@@ -65,7 +65,7 @@ slip("coordinates", "no_stride", 0,
 slip("coordinates", "own_degree", 0, OWN_STRIDE,
     lambda rank, sizes: {axis: rank // (stride * sizes[axis]) % sizes[axis] for axis, stride in strides(sizes).items()})
 slip("coordinates", "four_axes", 0, "", lambda rank, sizes: coordinates(rank, {axis: sizes[axis] for axis in CHAPTER}),
-    says="ask it which ones")
+    says="read the names from it")
 slip("coordinates", "without_single_ranks", 0.5, "",
     lambda rank, sizes: {axis: at for axis, at in coordinates(rank, sizes).items() if sizes[axis] > 1},
     says="it returns a dict with a whole number for each axis of sizes")
@@ -318,7 +318,7 @@ slip("average", "OnlyMembers", 0, "", Average, says="" + ALL_RANKS,
 # Task 5
 
 MOST_INSIDE = (
-    "the axis with most bytes is innermost there, which is not always best: an axis larger than a node leaves it anyway, at "
+    "the axis with most bytes is innermost here, which is not always best: an axis larger than a node leaves it anyway, at "
     "few of its hops, and takes the place of one that would stay. Count the bytes of each order"
 )
 TURNED = "the order is turned round: the outermost axis comes first, and neighbors, which share a node, differ in the last one"
@@ -365,7 +365,7 @@ class NoRing(Place):
 slip("place", "as_it_was", 0, "that is the order that sizes has: another one sends fewer bytes from node to node",
     lambda traffic, sizes, node: tuple(sizes))
 slip("place", "most_outside", 0,
-    "the axis with the fewest bytes is innermost there: neighbors share a node, so the last axis stays inside",
+    "the axis with the fewest bytes is innermost here: neighbors share a node, so the last axis stays inside",
     lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get, reverse=True)))
 slip("place", "InnermostFirst", 0, TURNED, Place, form=lambda self, order: order[::-1])
 slip("place", "most_inside", 0, MOST_INSIDE, lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get)))
@@ -479,13 +479,13 @@ slip("misplaced", "StaysAsItIs", 1.5, "that is the order it has: another one sen
     order=lambda self: list(self.sizes))
 slip("misplaced", "TurnedRound", 1.5, TURNED, Misplaced, order=lambda self: Place.order(self)[::-1])
 slip("misplaced", "GainsMost", 0,
-    "that axis gains most by the better order: asked for is the one that sends most now, which may have to stay so", Misplaced,
-    axis=that_gains_most)
+    "that axis gains most from the better order; asked for is the one that sends most now, even if that can't change",
+    Misplaced, axis=that_gains_most)
 
 # Task 8
 
 ONE_GROUP = (
-    'that is what rank 0\'s group says: it may be in order where another one is not. Look at the ranks of all calls for "data"'
+    'that is what rank 0\'s group says: it may be right where another is wrong. Look at the ranks of all calls for "data"'
 )
 ONE_WEIGHT = "that compares one weight: its copies can be alike where others drift, as a frozen layer's are. Compare all names"
 NO_DRIFT = (
@@ -543,7 +543,7 @@ slip("drifting", "TheOtherOne", 0,
 slip("drifting", "Rank0sGroup", 0, ONE_GROUP, Drifting, said_by=slice(1))
 slip("drifting", "AlwaysCp", 0, FIRST_HAD, Drifting, axis=lambda self: "cp")
 slip("drifting", "AsInTheChapter", 1.5, FIXED, Drifting, groups=lambda self: groups_of(chapter(self.run.sizes), self.axes))
-slip("drifting", "AsTheyWere", 1.5, "those are the groups that the run had: what ails it stays", Drifting,
+slip("drifting", "AsTheyWere", 1.5, "those are the groups the run had, mistake included", Drifting,
     groups=lambda self: sorted({call.ranks for call in self.calls()}))
 slip("drifting", "OnlyTheMissing", 1.5,
     "those groups have the missing axis alone: gradients are averaged over dp and cp together", Drifting,
@@ -554,7 +554,7 @@ slip("drifting", "Everyone", 1.5, "all ranks in one group average what is not al
 
 # Task 9
 
-VICTIM = "that rank waits for others, and suffers: who makes others wait comes to each call last, and waits least"
+VICTIM = "that rank waits for others, and suffers: the rank that makes others wait comes last to each call and waits least"
 WAITING = "a span has waiting in it: a call's own time is the shortest span among its ranks"
 OTHERS = {"computes": "sends", "sends": "computes"}
 
@@ -629,7 +629,7 @@ slip("straggler", "MeanRatio", 0,
 slip("straggler", "InsideToo", 0, "calls inside a node do not use the slow link: leave them out", Straggler,
     far=lambda self, rank: [call for call in self.run.calls[rank] if call.sent])
 slip("straggler", "BesideItsNeighbor", 0,
-    "that rank's stage has more work: compare it with ranks of one coordinate of pp; rank + 1 may be on another stage",
+    "that rank's stage has more work: compare it with ranks with the same pp coordinate; rank + 1 may be on another stage",
     Straggler, stage=lambda self, rank: rank // 2)
 slip("straggler", "CauseSwapped", 2.1,
     '"computes" where its compute spans are longer than those of ranks with the same work, "sends" where they are not',

@@ -216,22 +216,19 @@ slip("product", "FourBytes", 3.5, "an element of float16 has 2 bytes: ask a_MK.e
 
 @triton.jit
 def keeps_b_kernel(a, b, out, M, N, K):
-    x, kept = tl.arange(0, 16), []
+    x, kept = tl.arange(0, 16)[:, None], []
     for j in range(0, N, 16):
         for k in range(0, K, 16):
-            at, inside = (j + x)[:, None] * K + (k + x)[None, :], ((j + x)[:, None] < N) & ((k + x)[None, :] < K)
-            kept += [tl.load(b + at, mask=inside, other=0.0)]
+            kept += [tl.load(b + (j + x) * K + k + x.T, mask=(j + x < N) & (k + x.T < K), other=0.0)]
     for i in range(0, M, 16):
-        row = []
+        rows = []
         for k in range(0, K, 16):
-            at, inside = (i + x)[:, None] * K + (k + x)[None, :], ((i + x)[:, None] < M) & ((k + x)[None, :] < K)
-            row += [tl.load(a + at, mask=inside, other=0.0)]
+            rows += [tl.load(a + (i + x) * K + k + x.T, mask=(i + x < M) & (k + x.T < K), other=0.0)]
         for j in range(0, N, 16):
             sums = tl.zeros((16, 16), tl.float32)
-            for k in range(0, len(row)):
-                sums = tl.dot(row[k], tl.trans(kept[j // 16 * len(row) + k]), sums)
-            at, inside = (i + x)[:, None] * N + (j + x)[None, :], ((i + x)[:, None] < M) & ((j + x)[None, :] < N)
-            tl.store(out + at, sums.to(out.dtype.element_ty), mask=inside)
+            for k in range(0, len(rows)):
+                sums = tl.dot(rows[k], tl.trans(kept[j // 16 * len(rows) + k]), sums)
+            tl.store(out + (i + x) * N + j + x.T, sums.to(out.dtype.element_ty), mask=(i + x < M) & (j + x.T < N))
 
 @mistake("product", "a program can't keep all of B: it holds a step's two tiles, and makes one tile of the result", points=4)
 def keeps_b(a, b, budget, shared):
@@ -539,7 +536,7 @@ class KeysOnly(Attention):
         return dq, torch.cat(dk, 1), torch.cat(dv, 1), None
 
 @mistake(
-    "Attention", "Σ dO · O is missing in dS = P · (dO Vᵀ − Σ dO · O): the softmax's own gradient takes it off", points=1.25
+    "Attention", "Σ dO · O is missing in dS = P · (dO Vᵀ − Σ dO · O): softmax's gradient subtracts it", points=1.25
 )
 class NoDelta(Attention):
     class steps(Steps):

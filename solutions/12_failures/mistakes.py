@@ -185,10 +185,16 @@ slip("how_often", "NeverStandsStill", 0,
     points=1.5,
 )
 class ForgetsTheWrite(HowOften):
+    share = 1.0
+
     def __call__(self, *case):
         steps, goodput = super().__call__(*case)
-        lag = self.stall_and_lag(case[1], case[2], case[6])[1]
+        lag = self.share * self.stall_and_lag(case[1], case[2], case[6])[1]
         return steps, goodput + lag / self.mtbf(*case[4:6])
+
+@mistake("how_often", "a failure costs the whole write, not half: the newest whole checkpoint is a write older", points=1.5)
+class HalfAWrite(ForgetsTheWrite):
+    share = 0.5
 
 slip("how_often", "NoTwo", 0, "Young's interval is √(2 · stall · mtbf): the 2 is missing", HowOften,
     young=lambda self, stall, mtbf: math.sqrt(stall * mtbf))
@@ -648,8 +654,8 @@ slip("quorum_step", "LooksForNaN", 0, "a sick gradient may be finite and wrong: 
     QuorumStep, part=lambda self, gradient, role: gradient.clone() if gradient.isfinite().all() else torch.zeros_like(gradient))
 slip("quorum_step", "DividesByAll", 0, "the sum is divided by all ranks: only the healthy ones have added to it", QuorumStep,
     count=lambda self, healthy: dist.get_world_size())
-slip("quorum_step", "WeightsOnly", 0, "Adam's moments weren't copied: who's back goes on with others than the rest", QuorumStep,
-    fields=lambda self, replica: [replica.weights_P])
+slip("quorum_step", "WeightsOnly", 0, "Adam's moments weren't copied: a rank that's back goes on with others than the rest",
+    QuorumStep, fields=lambda self, replica: [replica.weights_P])
 
 @mistake("quorum_step", "Adam's counter wasn't copied: it corrects the moments, so the first steps come out too large")
 class NoCounter(QuorumStep):
@@ -683,7 +689,7 @@ def never_steps(replica, gradient, role, least):
     return False
 
 slip("quorum_step", "RestoresNothing", 0,
-    "who's back keeps its own worthless replica: it takes weights, moments and counter from a healthy rank", QuorumStep,
+    "a rank that's back keeps its own worthless replica: it takes weights, moments and counter from a healthy rank", QuorumStep,
     restore=lambda self, replica, source: None)
 
 @mistake("quorum_step", says="are enough", points=3.75)

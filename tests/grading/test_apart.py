@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import socket
 import tempfile
 import time
@@ -312,6 +313,16 @@ def test_a_disk_is_not_filled_and_all_of_it_is_removed(kind, tmp_path, monkeypat
     assert list(tmp_path.glob("manyranks-judge-*")) == []
 
 
+def test_a_disk_is_not_filled_while_a_reply_is_read(monkeypatch):
+    """Reading eight million lists holds up all threads of the process that judges."""
+    monkeypatch.setattr(apart, "_JUDGING", 5.0)
+    monkeypatch.setattr(trial, "_seen", lambda *_: re.match("(a+)+b", 60 * "a"))
+    later = f"def later():\n    time.sleep(1)\n    {FULL['large files']}\n"
+    begin = "def shard(tensor):\n    threading.Thread(target=later, daemon=True).start()\n    return tensor\n"
+    with pytest.raises(apart.Ended, match="wrote more than"):
+        judged(f"import threading, time\n{later}{begin}")
+
+
 @pytest.mark.skipif("processes" not in confine.fences().split(", "), reason="seccomp is Linux's")
 def test_what_is_outside_is_neither_seen_nor_reached_nor_changed(outside):
     file = outside / "solution.ipynb"
@@ -353,7 +364,7 @@ def test_nobody_is_judged_as_root_or_without_the_important_fences(monkeypatch):
         apart.Judge()
     monkeypatch.setattr(apart.confine, "fences", lambda: "files, processes, network")
     monkeypatch.setattr(apart.os, "getuid", lambda: 0)
-    with pytest.raises(RuntimeError, match="you are root"):
+    with pytest.raises(RuntimeError, match="you're root"):
         apart.Judge()
 
 
@@ -580,6 +591,24 @@ def test_an_error_of_ours_costs_no_points_and_no_other_check_its_own(court, monk
     one, other = court.judged(lambda: both)
     assert "an error of the judge, or a forged answer: IndexError" in one.missed
     assert (other.missed, other.points) == ("", 0)
+
+
+def test_forged_notes_that_make_the_judge_err_take_their_time_from_the_submission(court, monkeypatch):
+    monkeypatch.setattr(apart, "_SUBMISSION", 3.0)
+    forged = """
+import time
+from manyranks.world.rank import plain, process as rank
+send = rank.messages.send
+def without_notes(sock, frames):
+    send(sock, [b"r", *plain.pack(rank.Reply()), *frames[2:]] if frames[0] == b"r" else frames)
+def shard(tensor):
+    rank.messages.send = without_notes
+    time.sleep(0.1)
+    return tensor
+"""
+    first, *_, last = court.judged(lambda: several(forged, 5))
+    assert "forged answer" in first.missed
+    assert last.report.lines[0].found == "the cells and checks above it took more than 3 s"
 
 
 @pytest.fixture

@@ -334,7 +334,7 @@ OLD = '{"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"cel
 MANY = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("#" * 200_001)])
 REFUSED = {  # name of a file, what it has, why
     "much memory": ("99_double.ipynb", OLD % HEADING, "MemoryError: "),
-    "many letters": ("99_double.ipynb", nbformat.writes(MANY), "more than 200,000 letters"),
+    "many letters": ("99_double.ipynb", nbformat.writes(MANY), "more than 200,000 characters"),
     "no time": ("timestamp.txt", "2026-01-01 00:00:00 /../../../../etc/passwd", "has no time"),
     "no end": ("timestamp.txt", " " * 10_000_000 + "x", "has no time"),
 }

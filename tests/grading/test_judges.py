@@ -121,7 +121,7 @@ def test_an_order_is_shown_around_the_place_where_it_is_another():
 
 def test_what_is_held_may_be_a_little_more():
     assert judged(held(0.5, ""), seen(keeps=[5000]), seen(keeps=[1000])).ok
-    assert judged(held(0.5, ""), seen(keeps=[6001]), seen()).found == "rank 0: 5 kB more are held than must be"
+    assert judged(held(0.5, ""), seen(keeps=[6001]), seen()).found == "rank 0: 5 kB more is held than necessary"
 
 
 def test_numbers_may_be_smaller_but_not_larger_and_facts_neither():

@@ -48,7 +48,7 @@ def test_the_whole_round_with_two_submissions(tmp_path):
     one_in_part = course.submit("bob", answered(course.release, mine))
     assert 2 <= one_in_part.pop("check_ring_all_gather") < 4
     assert set(one_in_part.values()) == {0}
-    assert "this ring runs upwards" in course.feedback("bob")
+    assert "this ring runs upward" in course.feedback("bob")
     assert "not written yet" in course.feedback("bob")
     assert "<pre>3</pre>" not in course.feedback("ada").replace("\n", ""), "the report says it"
     assert "td, th { padding-right: 1em }" in course.feedback("ada")

@@ -10,9 +10,11 @@ import nbformat
 import pytest
 
 import manyranks as mr
+from manyranks.world.errors import WorldError
 from manyranks.world.fences.confine import Confined
 from manyranks.world.notebook import live
 from manyranks.world.notebook.output import Output
+from manyranks.world.processes import local
 from manyranks.world.rank.shown import MARK, MOST, Shown
 from tests.notebooks.execute import run
 
@@ -207,6 +209,21 @@ display(Rich())"""
 def test_a_confined_world_leaves_other_worlds_the_kernel_s_network(tmp_path):
     with mr.World(1, confined=Confined(str(tmp_path))), mr.World(1) as world, socket.create_server(("127.0.0.1", 0)) as here:
         world.run(lambda port: socket.create_connection(("127.0.0.1", port), timeout=10).close(), here.getsockname()[1])
+
+
+def test_confined_ranks_whose_replies_drip_hold_a_run_up_no_longer_than_one_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_WHOLE", 2.0)
+    source = """
+import gc, socket, struct, time
+notebook = min((one for one in gc.get_objects() if isinstance(one, socket.socket)), key=lambda one: one.fileno())
+notebook.sendall(struct.pack("<IQQ", 2, 500, 500))
+while time.sleep(0.1) is None:
+    notebook.sendall(b"x")
+"""
+    with mr.World(5, timeout=1.0, confined=Confined(str(tmp_path))) as world:
+        with pytest.raises(WorldError):
+            world.run_cell(source, "<cell 1>")
+        assert 2 < world.took < 8  # each of them would take as long
 
 
 def test_ipython_s_handles_and_clear_output_do_no_harm(world, capsys):

@@ -1,12 +1,16 @@
 """An explorer's "Measure it": a small group of real ranks counts what theory says, and is gone afterwards."""
 
+import math
 import multiprocessing
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
-from manyranks import show, small
+from manyranks import World, show, small
+from manyranks.measure.compared import Compared, Small
+from manyranks.show import page
 from manyranks.small import ranks
 
 # chapter -> values of its explorer, beside the defaults
@@ -73,3 +77,12 @@ def test_stopped_before_ranks_are_there_it_starts_none():
     runs = ranks.OnRanks(stops)
     with pytest.raises(RuntimeError, match="stopped"):
         runs({})
+
+
+def test_bytes_that_a_system_does_not_count_are_not_theory_s():
+    with World(2, backend="gloo") as world:
+        counted = replace(world.measure(int), sent_bytes=None)
+    assert all(map(math.isnan, ranks.bytes_sent(counted).values()))
+    shown = page.measured(Small("here", (Compared("sent", 8.0, math.nan),)), page.Said())
+    assert "not counted on this system" in shown
+    assert "theory 8 B" in shown

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyranks.world.processes.local import RankProcess
+from manyranks.world.processes.handle import RankProcess
 from manyranks.world.rank import messages
 
 SECONDS = 20.0  # after which a message that does not arrive fails the test

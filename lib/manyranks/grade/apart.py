@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +39,7 @@ from manyranks.world import cells, limits
 from manyranks.world.errors import NotStarted, RankHung, WorldError
 from manyranks.world.fences import confine, sandbox
 from manyranks.world.fences.confine import Confined
-from manyranks.world.processes import local
+from manyranks.world.processes import handle, local
 from manyranks.world.processes.patience import computed
 from manyranks.world.rank import messages
 from manyranks.world.rank.plain import NotPlain, pack, unpack
@@ -53,10 +52,10 @@ _READING, _JUDGING = 30.0, 60.0  # seconds of a processor: to read a notebook; t
 _SUBMISSION, _A_CHECK = 45.0, 300.0  # seconds that its code may take in all, where a right one takes 2 to 7; of a check at most
 _MOST_AT_ONCE, _ROOM = 8, 2 * 2**30  # submissions; bytes for each
 _MEMORY, _FILE = 3 * 2**30, 64 * 2**20  # bytes more than at the start, and of a file
-_LOOK, _FULL = 0.2, 77  # seconds between two looks at what ranks have written; the exit code where that is too much
+_LOOK, _FULL = 0.2, signal.SIGUSR2  # seconds between two looks at what ranks have written; what ends all where that is too much
 _SMALL, _WHOLE = 1 << 22, 30.0  # bytes of a message between the processes, and seconds for it to come whole
 _WORDS, _SAID = 300, 300  # letters of what ranks say of an object, and of why something is not judged
-IN_SPITE = "To judge in spite of it: --fewer-fences, or c.JudgeApart.fewer_fences = True for nbgrader"
+IN_SPITE = "To judge anyway: --fewer-fences, or c.JudgeApart.fewer_fences = True for nbgrader"
 # What no rank should have to import: the exercises' scripts, and what Triton imports when the first kernel is launched.
 _ONCE = (*(f"manyranks.grade.{name}" for name in grade.__all__ if name.islower()), "triton.experimental.gluon")
 SOLUTIONS = Path("solutions")  # beside exercises/, where a course has them
@@ -272,7 +271,7 @@ class Judge:
 
     def _heard(self, case: _Case) -> Judged | _Over | None:
         """Returns what has come of it, if anything has. Raises Ended and NotJudged."""
-        if not local.readable(case.other.fileno()):
+        if not handle.readable(case.other.fileno()):
             if time.monotonic() > case.until:
                 if computed(case.server.pid, children=True) - case.before > _SUBMISSION:
                     raise Ended(f"its ranks have used more than {_SUBMISSION:.0f} s of the processors")
@@ -338,7 +337,7 @@ def lacks(solutions: Path = SOLUTIONS) -> str:
         return f"this system does not fence {' and '.join(missing)}"
     if place := confine.opened(course := solutions.resolve().parent):
         return f"ranks may read all of {place}, where Python is, and {course} with the right answers lies in it; move it"
-    return "you are root, whom no fence holds: be a user with fewer rights" if os.getuid() == 0 else ""
+    return "you're root, and no fence holds root: run this as an ordinary user" if os.getuid() == 0 else ""
 
 
 def _how(pid: int) -> Ended | NotJudged:
@@ -348,9 +347,9 @@ def _how(pid: int) -> Ended | NotJudged:
             break
         time.sleep(0.05)
     else:
-        return Ended(f"{_IT_ENDED}: it sent what is no answer")
+        return Ended(f"{_IT_ENDED}: it sent something that isn't an answer")
     code = os.waitstatus_to_exitcode(ended[1])
-    if code == _FULL:
+    if code == -_FULL:
         return Ended(f"its ranks wrote more than {scratches.MOST >> 20} MB, or {scratches.MOST_FILES} files")
     if code == -signal.SIGKILL:
         return NotJudged("the process that judged it was killed, as the system does when memory runs out")
@@ -372,19 +371,24 @@ def _live(read: Callable[[], NotebookNode], ranks: Confined, seed: int, above: s
         sys.stdout = sys.stderr = open(os.devnull, "w")
         confine.limit(_FILE, _MEMORY)
         local.use(server)
-        threading.Thread(target=_look_at_the_disk, args=(ranks.seen, server), daemon=True).start()
+        _look_at_the_disk(ranks.seen, server, os.getpid())
         cells.open_no_files()
         _Court(above, seed, Terms(ranks, _SUBMISSION)).judge(read)
     finally:
         os._exit(1)
 
 
-def _look_at_the_disk(folder: str, server: local.Forkserver) -> None:
-    """A thread that ends all where ranks fill it: a limit holds for one file only."""
-    while not scratches.too_much(folder):
+def _look_at_the_disk(folder: str, server: local.Forkserver, judge: int) -> None:
+    """Starts a process that ends all where ranks fill it: a limit holds for one file only, and reading holds up a thread."""
+    if os.fork() > 0:
+        return
+    die_with_the_parent()
+    while os.getppid() == judge:
+        if scratches.too_much(folder):
+            server.kill_all()
+            os.kill(judge, _FULL)
         time.sleep(_LOOK)
-    server.kill_all()
-    os._exit(_FULL)
+    os._exit(0)
 
 
 def _may_compute(seconds: float) -> None:
@@ -493,4 +497,4 @@ def _asked(check: Check, terms: Terms) -> tuple[Known, bool]:
         took = f"the cells above it took more than {trial.CELLS:.0f} s together: delete slow ones of your own"
         return Known("missing", error=f"{took}; the last one {where}" if where else took), True
     except msgspec.ValidationError:
-        return Known("missing", error="the cells returned what is no answer"), False
+        return Known("missing", error="the cells returned something that isn't an answer"), False

@@ -85,7 +85,7 @@ class JudgeApart(ExecuteWhatRuns):
                 missed = missed or judged.missed
                 nb.cells[judged.index].outputs = outputs(judged)
         except apart.Ended as error:
-            self.log.warning("%s: the checks that are left have no points", error)
+            self.log.warning("%s: the remaining checks get no points", error)
             for cell in asked:
                 cell.outputs = cell.outputs or [_no_result(f"{error}")]
         except apart.NotJudged as error:
@@ -135,7 +135,7 @@ class Tidied(NbGraderPreprocessor):
     def preprocess(self, nb: NotebookNode, resources):
         seen, cells, left = set(), [], _CODE
         if len(nb.cells) > _CELLS or sum(len(cell.source) for cell in nb.cells if cell.cell_type == "code") > _CODE:
-            raise ValueError(f"it has more than {_CELLS:,} cells, or more than {_CODE:,} letters of code")
+            raise ValueError(f"it has more than {_CELLS:,} cells, or more than {_CODE:,} characters of code")
         for cell in reversed(nb.cells):
             told, name = cell.metadata.get("nbgrader"), submission.grade_id(cell)
             text = f"{cell.source}".encode(errors="backslashreplace").decode()  # half a letter cannot be written
@@ -217,7 +217,7 @@ def with_names_of_one_line(start):
         finally:
             for folder in glob(self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)):
                 if not _PLAIN.fullmatch(last := "/".join(Path(folder).parts[-2:])) or printable(last) != last:
-                    self.log.error("%s is left out: a name has letters, digits, . _ @ - ' and single blanks", printable(folder))
+                    self.log.error("%s is left out: a name has letters, digits, . _ @ - ' and single spaces", printable(folder))
                     self.assignments.pop(folder, None)
                 elif folder not in self.assignments and self.coursedir.notebook_id == "*":
                     without_a_notebook(self, folder)

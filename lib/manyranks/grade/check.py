@@ -183,7 +183,7 @@ def _unwritten(answer, trial: Trial) -> Finding | None:
     if not trial.trouble or not (name := trial.trouble.unwritten):
         return None
     if name == getattr(answer, "__name__", "") or name in getattr(answer, "__dict__", {}):
-        return Finding(Line(False, UNWRITTEN, hint="replace `raise NotImplementedError` by your answer"))
+        return Finding(Line(False, UNWRITTEN, hint="replace `raise NotImplementedError` with your answer"))
     return Finding(Line(False, f"{name} is {UNWRITTEN}", hint=f"this answer calls {name}: write that one first"))
 
 
@@ -212,9 +212,9 @@ def _verdicts(task: Task, trial: Trial, record: Record, tried: list[Trial]) -> t
     for judge in task.judges:
         shown = {key in ended for key in ours if judge.look and any(map(judge.look, record.right[key]))}
         if shown == {False}:
-            found.append(Verdict(None, "not judged, for no run that shows it came to its end"))
+            found.append(Verdict(None, "not judged: no run that would show it came to its end"))
         elif not all(verdict.ok for verdict in found[: judge.needs]):
-            found.append(Verdict(None, "not judged, for a line above is not right"))
+            found.append(Verdict(None, "not judged, because a line above isn't right"))
         else:
             try:
                 found.append(judge.verdict(trial, record.right[trial.key]))

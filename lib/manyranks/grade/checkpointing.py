@@ -29,8 +29,8 @@ _RESTORE = (
     "it before the second"
 )
 _BACK = (
-    "after backward, random numbers begin again from an earlier place: the second run has used the old state, and the one from "
-    "before it has to be set back"
+    "after backward, random numbers start again from an earlier place: the second run set the old state, so put back "
+    "the one from before it"
 )
 _ADVICE = (  # what Python and torch say with names of the learner's
     (r"'(Function|Layer)' object has no attribute", "function may be any callable: it need not be a module"),
@@ -62,7 +62,7 @@ def _trains(share: float, what: str, other_x: str = _OTHER_X) -> Judge:
         if found.ok or found.hint:
             return found
         if any(seen.results[_FORWARD] != should.results[_FORWARD] for seen, should in zip(trial.seen, right, strict=True)):
-            return found._replace(hint="forward does not run what it must: see the line on that, the rest may follow from it")
+            return found._replace(hint="forward doesn't run what it must: start with the line on that")
         if "drawn after forward" in found.found:  # what else is wrong follows from it
             return found._replace(hint=_NO_SEEDS, firm=True)
         if any(seen.results["another state"] for seen in trial.seen):
@@ -79,7 +79,7 @@ def _after(one: Judge, other: Judge) -> Judge:
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         content = one.verdict(trial, right).ok
-        return other.verdict(trial, right) if content else Verdict(None, "not judged, for more than that was kept")
+        return other.verdict(trial, right) if content else Verdict(None, "not judged, because more than that was kept")
 
     return other._replace(verdict=verdict)
 
@@ -88,7 +88,7 @@ _KEPT = (
     "keep x and nothing else: where autograd is off, as inside a torch.autograd.Function's forward, the function leaves "
     "nothing; and what backward needs goes into ctx.save_for_backward, not into lists, closures or results"
 )
-_LET_GO = "when backward is over, it is not needed any more: save_for_backward lets it go then, what hangs on ctx is kept"
+_LET_GO = "after backward it isn't needed: save_for_backward lets it go, attributes of ctx stay"
 _X_ONLY = both(_holds(0.35, "keeps x and nothing else", "kept", _KEPT), facts(0, "", "gives"))
 _ONCE = "forward runs each function once. Each checkpoint runs its own again when backward comes to it, the last one first"
 checkpoint = _Task(
@@ -255,7 +255,7 @@ choose = _Task(
     _choose,
     (
         facts(0.2, "fits the budget", "the choice", _FITS),
-        facts(0.7, "computes as little again as possible", "need not|FLOPs", _TABLE),
+        facts(0.7, "recomputes as little as possible", "need not|FLOPs", _TABLE),
         facts(0.1, "raises ValueError where nothing fits", "choose does", _EVERY),
     ),
     cases=model.CHAINS,
@@ -328,5 +328,5 @@ shared_checkpoint = _Task(
         *_ADVICE,
         (r"(waits in|to its|called|gave).* all_gather", f"are shares of the same size on all ranks? {_GROUP}"),
     ),
-    unexplained="x is not what it was, or the random numbers are not: is all as in task 1, but for what is kept of x?",
+    unexplained="x is not what it was, or the random numbers are not: all but what's kept of x must be as in task 1",
 )

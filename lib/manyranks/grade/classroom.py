@@ -184,7 +184,7 @@ def read(file: Path) -> list[Row]:
     with file.open(newline="", encoding="utf-8") as opened:
         head, *rows = csv.reader(opened) or [[]]
     if tuple(head) != Row._fields:
-        raise ValueError(f"{file} is no table of this command: give another name, or remove it")
+        raise ValueError(f"{file} isn't a table made by this command: give another name, or remove it")
     return [Row(*row[:3], float(row[3]) if row[3] else None, *map(float, row[4:6]), *row[6:]) for row in rows]
 
 

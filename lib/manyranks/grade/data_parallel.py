@@ -103,7 +103,7 @@ def _by_parameter(among: list[Sent]) -> list[str]:
 
 
 _ADVICE = (
-    (r"generator didn't yield|'NoneType' object is not an iterator", "no_sync() has to `yield` where its inside is to run"),
+    (r"generator didn't yield|'NoneType' object is not an iterator", "no_sync() has to `yield` where the `with` block runs"),
     (r"generator didn't stop", "no_sync() has to `yield` once, and no more"),
     (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b|expected a non-empty list of Tensors", _NONE),
     (r"hook on a tensor that doesn't require grad", "frozen parameters get no gradient: ask parameter.requires_grad"),
@@ -268,7 +268,7 @@ def _no_sync(model):
         raise Stopped(f"a {type(model).__name__} has no no_sync()", "write no_sync(self) in the class")
     if hasattr(type(context := model.no_sync()), "__enter__"):
         return context
-    hint = "put @contextmanager above it, and `yield` where what stands inside is to run"
+    hint = "put @contextmanager above it, and `yield` where the code of the `with` block should run"
     raise Stopped(f"no_sync() returned a {type(context).__name__}, which `with` cannot use", hint)
 
 

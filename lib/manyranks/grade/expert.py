@@ -26,7 +26,7 @@ from manyranks.parallel.expert import dispatch as ready
 
 _ALLOWED = Allowed((f"{__name__}._handed",))
 _GRAPH = "no detach, no no_grad; rows travel by exchange, which all ranks call: what it returns has a graph, even without rows"
-_SPLITS = "all_to_all_single(out, x, received, sent): how many rows come stands before how many go; on the way back they swap"
+_SPLITS = "all_to_all_single(out, x, received, sent): received stands before sent; on the way back they swap"
 _TURNED = "those are the numbers of the other list: sent is how many rows go to each rank, received how many come from each"
 _ADVICE = (
     ("[Ss]plit sizes|inLengthPerRank|outLength|in->size == out->size|Number of (tensor )?splits", _SPLITS),
@@ -195,8 +195,8 @@ def _traveling(n: int) -> tuple[Case, ...]:
 
 _WAY = "order_S", "sent", "received", "sorted_R"
 _SIZES = (
-    "expert i lives on rank i % N; dropped copies do not travel: −1 is no expert, yet −1 % N is a rank. What is received, the "
-    "counts say: all ranks call their all-to-all, also one without tokens; those for rank 0 stand first"
+    "expert i lives on rank i % N; dropped copies do not travel: −1 is no expert, yet −1 % N is a rank. The counts say "
+    "what arrives: all ranks call their all-to-all, also one without tokens; those for rank 0 stand first"
 )
 _FORM = "it returns (rows_RH, counts_L, Way(…)), also without tokens; counts, order_S, sorted_R: int64; sent, received: lists"
 
@@ -280,7 +280,7 @@ def _numbers(among: list[Sent]) -> list[str]:
 
 
 _ONE_SUM = "one all-reduce of E counts is enough: their sum tells how many tokens there are, and P needs no message"
-_STEP = "bias + speed · (1 − count / mean count), with all ranks' counts: who has too many copies gets a smaller one"
+_STEP = "bias + speed · (1 − count / mean count), with all ranks' counts: an expert with too many copies gets a smaller bias"
 _LOSS_AND_BIAS = "it returns (loss, bias_E): a tensor with one number, and one of E numbers"
 _E_COUNTS = "all ranks have E counts, 0 for an expert that nobody chose there: bincount(minlength=E)"
 balance = _task(
@@ -326,7 +326,7 @@ def _sums(among: list[Sent]) -> list[str]:
     return sorted(f"{call.op} of {call.bytes:,} bytes of {call.dtype} among {len(call.ranks)} ranks" for call in among)
 
 
-_NOT_SKIPPED = "a parameter whose .grad is None counts as 0: who skips it sends fewer numbers than the others"
+_NOT_SKIPPED = "a parameter whose .grad is None counts as 0: a rank that skips it sends fewer numbers than the others"
 _TWO_SUMS = "dist.all_reduce of one flat row of all that is dense, and of one of all of the rank's experts with group=replicas"
 average = _task(
     *("average(dense, experts, replicas)", 3, _average),

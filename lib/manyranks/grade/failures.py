@@ -299,7 +299,7 @@ def _stepped(own: tuple[Replica, torch.Tensor, str, int], function: Callable, wa
     return found | {"whether a step was taken": bool(done)}
 
 
-_BACK = "who's back takes weights, moments and the counter from one healthy rank; without one nobody sends them"
+_BACK = "a rank that's back takes weights, moments and the counter from one healthy rank; without one nobody sends them"
 quorum_step = _task(
     "quorum_step(replica, gradient_P, role, least)",
     5,
@@ -310,7 +310,7 @@ quorum_step = _task(
     ),
     make=Roles.made,
     cases=given.quorums,
-    unexplained="the mean is over healthy ranks only; who is back gets all of a healthy one first; then all take the step",
+    unexplained="the mean is of healthy ranks only; a rank that's back gets all of a healthy one first; then all take the step",
 )
 
 # Task 7: a log

@@ -20,8 +20,8 @@ from manyranks.world.strangers.trouble import place
 
 WAIT = "isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it"
 NOTHING = "nothing was sent: no rank can know what the others have"
-ROUNDED = "nearly right, as if rounded: float64 has to stay float64 on its way"
-DTYPE = "this is another dtype than what is asked for: give a tensor that you make the dtype that the text says"
+ROUNDED = "nearly right, as if rounded: keep float64 all the way"
+DTYPE = "wrong dtype: make tensors with the dtype that the text names"
 _OWN_THREAD = f"dist is called from the thread that the check calls you in, not from one of your own; {LEAVE}"
 _OVERWRITTEN = "until a send is over, leave its tensor as it is, or send a clone, and wait before you use it for something else"
 _COUNT = "these are the right ranks, but not the right number of messages: how many steps does it take?"
@@ -235,7 +235,7 @@ def if_done(done: Callable[[Seen, Seen], bool], judge: Callable[..., Judge]) -> 
 
         def verdict(trial: Trial, right: Right) -> Verdict:
             idle = not all(map(done, trial.seen, right))
-            return Verdict(None, "not judged, for the work was not done") if idle else one.verdict(trial, right)
+            return Verdict(None, "not judged, because the work wasn't done") if idle else one.verdict(trial, right)
 
         return one._replace(verdict=verdict)
 
@@ -420,13 +420,13 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
     def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
         who = _who(trial, rank)
         if len(seen.held) != len(should.held):
-            return Verdict(False, f"{who}it was not weighed as often as it must be", LEAVE)
+            return Verdict(False, f"{who}it wasn't weighed as often as it should be", LEAVE)
         counts = [(got, must, room) for got, must in zip(seen.held, should.held, strict=True)]
         counts += [] if peak is None else [(seen.peak, should.peak, peak)]
         for got, must, more in counts:
             if got > must + more:
                 why = WAIT if trial.unwaited else hint
-                return Verdict(False, f"{who}{size(got - must)} more are held than must be", why, bool(trial.unwaited))
+                return Verdict(False, f"{who}{size(got - must)} more is held than necessary", why, bool(trial.unwaited))
 
     return rank_by_rank(share, what, wrong, look)
 

@@ -27,7 +27,7 @@ from manyranks.theory.blocks import WARP
 _GIVEN = (*(f"manyranks.measure.{name}" for name in ("kernel", "interpreter", "relaunch")), given.__name__)
 _ADVICE = (
     ("power of 2|power of two", "the sizes of a tile, and what tl.arange runs to, are powers of two; a mask cuts off the rest"),
-    ("JITFunction|0 active drivers", "import Triton as the cell at the top does: it's interpreted then, also without a GPU"),
+    ("JITFunction|0 active drivers", "import Triton as the cell at the top does: then it's interpreted, even without a GPU"),
     ("(incompatible|cannot broadcast|not be broadcast|make_shape_compatible)", "x[:, None] is a column, x[None, :] is a row"),
     (r"AttributeError: .*tensor.* has no attribute '(T|t)'", "tl.trans(tile) turns a tile"),
 )
@@ -324,7 +324,7 @@ def _conflicts(case: Tile, own: Tile, results: dict) -> dict:
     parts = [row[first : first + WARP] for row in at for first in range(0, case.columns, WARP)]
     return {
         "the number of words with an address of their own": len({address // given.WORD for address in flat}),
-        "the number of addresses that are no multiple of 4, or below 0": sum(one % given.WORD > 0 or one < 0 for one in flat),
+        "the number of addresses that aren't multiples of 4, or below 0": sum(one % given.WORD > 0 or one < 0 for one in flat),
         "turns down a column": max(bank_conflicts([row[j] for row in at]) for j in columns),
         "turns along a row": max(map(bank_conflicts, parts)),
         "bytes of shared memory": max(flat) + given.WORD,

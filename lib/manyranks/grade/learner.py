@@ -191,7 +191,7 @@ def _with_check(name: str, function: Callable, fits: Callable[..., bool]) -> Cal
     def call(*args, **kwargs):
         result = function(*args, **kwargs)
         if not kwargs and not fits(result, *args):
-            what = f"the {name} that is called here does not return what it must"
+            what = f"the {name} called here doesn't return what it should"
             raise Stopped(what, f"your {name} does not pass its own check: mend it first; call a helper by another name")
         return result
 
@@ -256,7 +256,7 @@ _ROOM = "the input is this rank's shard, of S elements, and the output is flat a
 GENERAL = (  # on what Python and torch say of answers to whatever task
     (
         r"'builtin_function_or_method' object has no attribute '(?:all_|get_rank|get_world|i?send|i?recv)",
-        "dist is another thing here: an `import *` has replaced it, and math has a dist, too",
+        "dist is something else here: an `import *` has replaced it (math has a dist, too)",
     ),
     (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
     (r"allgather: invalid tensor size|output size must be", f"dist.all_gather_single(output, input): {_ROOM}"),

@@ -256,7 +256,7 @@ def _waterfall(trace: given.Trace, function: Callable, watch: Watch) -> dict:
     }
 
 
-_ADDS_UP = "each moment of the step belongs to one part: none twice, none to nobody, and no part is below 0"
+_ADDS_UP = "every moment of the step belongs to exactly one part, and no part is below 0"
 _MOMENT = "one number for each call is enough: the moment at which this rank came to it"
 waterfall = _task(
     "waterfall(spans, arrived, step, zero, flops, peak)",

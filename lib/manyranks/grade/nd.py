@@ -26,7 +26,7 @@ from manyranks.measure.watch import ALL_MAKE_ALL, Watch, groups_compared
 __all__ = ["sick"]  # besides the tasks
 _EXERCISE = "10_nd_parallel"
 _ADVICE = (
-    (r"KeyError: '(dp|pp|cp|tp|ep)'", "sizes has only some axes, in any order: ask it which ones, no name stands for sure"),
+    (r"KeyError: '(dp|pp|cp|tp|ep)'", "sizes has only some axes, in any order: read the names from it, and rely on none"),
     TABLE,
 )
 
@@ -100,8 +100,7 @@ coordinates = _task(
     (values(1.0, "each rank's coordinates are right", alone=True),),
     **_on(_MESHES, given.ranks_asked),
     endless="a coordinate takes one division for each axis, and no search through the ranks",
-    unexplained="begin inside: coordinate and rest of the last axis are divmod(rank, degree), the rest goes on to the axis "
-    "before it",
+    unexplained="begin with the last axis: rest, coordinate = divmod(rank, degree); the rest goes on to the axis before it",
 )
 rank_of = _task(
     2,
@@ -131,7 +130,7 @@ groups = _task(
 
 # Task 4
 
-_TWO = "two calls a rank, each of one flat row; of dp × cp, an axis that is missing has one rank"
+_TWO = "two calls per rank, each of one flat row; of dp × cp, an axis that is missing has one rank"
 _KINDS = (("cut", (4, 3)), ("whole", (5,)), ("partial", (2, 3)), ("cut", (2, 2, 2)), ("partial", (3,)))
 
 
@@ -212,7 +211,7 @@ place = _task(
     (Exam("in one of 8 jobs", dict(given.jobs())),),
     more=lambda random: [Exam("in other jobs", dict(given.drawn_jobs(random)))],
     then=lambda exam, _, orders: {name: given.between_nodes(one, *exam.questions[name]) for name, one in orders.items()},
-    endless="there are 24 orders of 4 axes, and at most 256 ranks: that is soon counted",
+    endless="there are 24 orders of 4 axes, and at most 256 ranks: that's quick to count",
 )
 
 # Task 6
@@ -237,7 +236,7 @@ def _within(what: str, most: Callable[[float], float]) -> Judge:
 
 
 def _fits(trial: Trial, right: Right) -> Verdict:
-    found, hint = trial.seen[0].results.get("problem", ("what came back is no plan", ""))
+    found, hint = trial.seen[0].results.get("problem", ("what came back isn't a plan", ""))
     return Verdict(not found, found, hint)
 
 

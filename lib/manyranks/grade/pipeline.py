@@ -32,7 +32,7 @@ _CANNOT_RUN = {  # words of `verify` -> what to do
     "is missing": f"{_EACH}: where the forwards end, the backwards of those in flight remain",
     "is done twice": _EACH,
     "no such micro-batch": f"{_EACH}; with few micro-batches, the warm-up has no more than there are",
-    "no such stage": "with v stages a rank, stages are counted from 0 to v·p − 1",
+    "no such stage": "with v stages per rank, stages are counted from 0 to v·p − 1",
     "is not this rank's": "stage s is on rank s % p: with p = 2 and v = 2, rank 0 has the stages 0 and 2, rank 1 has 1 and 3",
     "which it needs": "a backward needs its own forward, and a W its own I, before it in the same rank's table",
     "first sends": "micro-batches cross a boundary in one order: each rank takes them as its neighbor gives them",
@@ -145,7 +145,7 @@ interleaved = _table_task(
 
 
 def _under_a_cap(case: Case, function: Callable, watch: Watch) -> dict:
-    form = 'return a list of p tables, one a rank, each a list of pairs: [[("F", 0), ("I", 0), ("W", 0), …], …]'
+    form = 'return a list of p tables, one per rank, each a list of pairs: [[("F", 0), ("I", 0), ("W", 0), …], …]'
     p, m, _, cap, times = case
     call = f"under_a_cap({p}, {m}, {cap}, times)"
     with noted(watch, "", call, first=case in _FIRST, patient=True):
@@ -188,7 +188,7 @@ under_a_cap = _table_task(
 
 # Task 2: a step
 
-_LENGTH, _GPIPE, _UNEQUAL = 6, "GPipe's table", "1F1B's table, 1 to 3 rows a micro-batch, half the loss"
+_LENGTH, _GPIPE, _UNEQUAL = 6, "GPipe's table", "1F1B's table, 1 to 3 rows per micro-batch, half the loss"
 _BACKWARDS = "1F1B's table, the last micro-batch first"
 
 
@@ -250,10 +250,10 @@ def _in_order(share: float, what: str, hint: str) -> Judge:
     return Judge(share, what, verdict, lambda seen: {"computed": seen.results["what it computes"]})
 
 
-_ORDER = "go through `actions` from front to back, not through a table of your own; a ? is no input that the stage before gives"
+_ORDER = "go through `actions` in order, not through a table of your own; a ? is an input that the previous stage didn't send"
 _LET_GO = "after a micro-batch's backward, its input, output and loss go: pop them, and send and sum up only what is detached"
-_NEIGHBORS = "an output goes to rank + 1, an input's gradient to rank − 1, one message a micro-batch, and nothing else is sent"
-_UNLIKE = "only the last rank divides, by m = len(shapes); others go back by y.backward(grad) and send x.grad, of a leaf"
+_NEIGHBORS = "an output goes to rank + 1, an input's gradient to rank − 1, one message per micro-batch, and nothing else"
+_UNLIKE = "only the last rank divides, by m = len(shapes); others call y.backward(grad) and send x.grad, with x a leaf"
 _LATER = "a rank waits for what comes later: receive when the table comes to an action that needs it, wait for sends at the end"
 _HELD = "holds {name} of {got} micro-batches; with this table it holds {right}"
 train_step = _task(
@@ -264,7 +264,7 @@ train_step = _task(
         values(0.25, "gradients and loss are those of one process", "gradient|loss|whether"),
         _in_order(0.15, "computes in the table's order", _ORDER),
         at_most(0.4, "holds the micro-batches that the table holds", "graphs|inputs$", _LET_GO, says=_HELD),
-        sent(0.2, "sends b·s·h elements a micro-batch and boundary, each way", "^(?!recv)", hint=_NEIGHBORS),
+        sent(0.2, "sends b·s·h elements per micro-batch and boundary, each way", "^(?!recv)", hint=_NEIGHBORS),
     ),
     make=_of_stage,
     cases=(_GPIPE, "1F1B's table", _UNEQUAL),
@@ -326,7 +326,7 @@ def _split(own: tuple[list[nn.ModuleList], list[list[Tensor]]], kind: Callable, 
     return found
 
 
-_PRODUCTS = "F and I are one product a layer, W one for each weight that learns: neither goes through the layers again"
+_PRODUCTS = "F and I are one product per layer, W one for each weight that learns: neither goes through the layers again"
 _NEEDED = "after F the layers' inputs and y are needed, after I the inputs and dz, after W nothing; no result leads to a graph"
 _LAYERS = "I goes from the last layer to the first: dz = g * (1 - y * y), then g = dz @ weight; W adds dzᵀ @ x and Σ dz"
 _MORE = {"room": 2048, "says": "{name} more than before F is {got}; right is {right}", "unit": as_bytes}
@@ -339,7 +339,7 @@ split = _table_task(
         values(0.2, "computes as autograd does, weights in W only", "gradient of|^y|^whether what F", alone=True),
         facts(0.4, "I does half of the products, W the other half", "FLOPs", _PRODUCTS, tolerance=0.05),
         at_most(0.3, "keeps what is needed for what comes, no more", "held", _NEEDED, needs=1, **_MORE),
-        facts(0.1, "refuses W before I", "before I", "raise RuntimeError where I has not been"),
+        facts(0.1, "refuses W before I", "before I", "raise RuntimeError if I hasn't run"),
     ),
     make=_stacks,
     cases=(*_SINGLE, "several micro-batches, a frozen weight and a frozen bias"),

@@ -54,7 +54,7 @@ shift = _task(
     5,
     _shift,
     (
-        values(0.6, "returns the tensor of the rank `by` places before", "the result", alone=True),
+        values(0.6, "returns the tensor of the rank `by` places back", "the result", alone=True),
         messages(0.2, "sends to the rank `by` places ahead", hint=_WHOM, needs=1),
         sent(0.1, "sends its tensor once, and nothing to itself", "^(?!recv)", hint=_ONCE),
         facts(0.1, "leaves its input as it was", "input", hint="receive into a new tensor: torch.empty_like(x)"),
@@ -64,7 +64,7 @@ shift = _task(
     worlds=(2, 3, 4, 6),
     more=lambda random: [Shift(random.randint(10, 99), random.randint(-9, 9))],
     allowed=Allowed(hint="write it with dist.send and dist.recv", only=("send", "recv")),
-    unexplained="the result is the tensor that the rank `by` places before has sent: return that one",
+    unexplained="the result is the tensor that the rank `by` places back has sent: return that one",
     advice=(
         NO_RANK,
         ("invalid|itself|to self|your own rank", "with by = N or 0 a rank would send to itself: return a copy of x instead"),

@@ -161,13 +161,13 @@ _HEAD_DIMS = (
     "r, r + t, … where there are t or more, else head r % kv_heads alone",
 )
 _NO_HEADS = (r"ZeroDivisionError", "this rank has no key/value head: r % kv_heads")
-_F_G = "f in front of the units, g behind the product with down, and then, once, its bias and x itself"
+_F_G = "f before the units, g after the product with down, and then, once, its bias and x itself"
 _F_G_HEADS = (
-    "f in front, for x, memory and shared weights; attend on the rank's heads as on the whole; g behind output, which has the "
-    "columns of the rank's query heads"
+    "f before the heads, for x, memory and shared weights; attend on the rank's heads as on the whole; g after output, which "
+    "has the columns of the rank's query heads"
 )
 _ONE_EACH = _traffic(0.35, "makes one all-reduce forward and one backward")
-_ONE_A_GROUP = _traffic(0.3, "makes one all-reduce a group, for x and memory, and for shared heads")
+_ONE_A_GROUP = _traffic(0.3, "makes one all-reduce per group, for x and memory, and for shared heads")
 _OF_UNITS = (values(0.5, _VALUES, _NAMES), _keeps(0.15), _ONE_EACH), given.cases_of_mlp, (_LISTS, _DIMS), _F_G
 _OF_HEADS = (values(0.6, _VALUES, _NAMES), _keeps(0.1), _ONE_A_GROUP), given.cases_of_attention
 mlp = _task("MLP(whole, f, g, group)", 5, _mlp, *_OF_UNITS, make=given.of_mlp)
@@ -285,8 +285,8 @@ def _gathered_once(calls: list[tuple]) -> list[tuple]:
     return _as_scattered([*calls, *gathers] if len(gathers) == 1 else calls)
 
 
-_NONE_DROPPED = "nothing was dropped: F.dropout(y, p) or a mask, also where the module is not asked for training"
-_READ = "the masks are read off the result: put that right first"
+_NONE_DROPPED = "nothing was dropped: F.dropout(y, p) or a mask, whatever module.training says"
+_READ = "the masks are read from the result: correct that first"
 _ODDS = "each element is dropped with probability p, whatever happens to others, and those that stay are divided by 1 − p"
 _TOGETHER_DROPPED = "each element is dropped or kept alone: a mask has one number per position, sequence, and feature"
 _AGAIN = (

@@ -41,7 +41,7 @@ FREE = 2.0  # seconds of each run of the cells that a submission is not charged:
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s
 PATIENCE = 6.0  # times as long a run may last while other programs have the processors: its seconds are those that it had
 _LEAST_SECONDS = 2.0  # what a case gets when those before it have used the time up: a right one takes a part of a second
-_OVER = "all that a submission's code may take in time has been taken", "look at cells and answers that take long"
+_OVER = "the submission has used up its time", "look at cells and answers that take long"
 _OVERHEAD, _UNNOTED = 2, 1 << 20  # of what is sent on top of what is noted: headers; connections and new groups
 _NAMES = {Send: "send", Recv: "recv"}
 _KINDS = ("gradient", "call", "wait", "mark")
@@ -212,8 +212,10 @@ def trials(
                 share = min(_RUN_SECONDS / 2**terms.late, left)  # each late check halves it for the next
                 world.timeout = terms.seconds(min(_RUN_SECONDS, max(_LEAST_SECONDS, share)))
                 given = tuple(make(case, rank, n) for rank in range(n))
-                done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, allowed, terms))
-                left -= terms.spend(world)
+                try:
+                    done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, allowed, terms))
+                finally:
+                    left -= terms.spend(world)
                 if found := done[-1].trouble:
                     if found.hung and not found.deadlock:
                         terms.late += 1
@@ -242,7 +244,7 @@ def _again(world: World, one: Trial, again: Then, terms: Terms) -> Trial:
         results = world.run(_sent_again, again, one.case, one.given[0], one.seen[0].results)[0]
         if type(results) is dict and all(map(_is_plain, results.items())):
             return replace(one, seen=[replace(one.seen[0], results=results)])
-        problem = Trouble("what came back is no result", LEAVE)
+        problem = Trouble("what came back isn't a result", LEAVE)
     except NotStarted:
         raise
     except WorldError as error:

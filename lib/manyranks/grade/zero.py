@@ -42,8 +42,8 @@ _holds = if_done(lambda seen, should: 4 * seen.bytes_sent >= should.bytes_sent, 
 _TRAINS = values(0.2, "trains like one process on the whole batch", "^(parameter|shard)")
 _NONE = "a parameter that a rank's examples do not use has a gradient of None there: zeros take its place, and are sent"
 _ABSENT = (
-    "a row was used whose memory is freed: call storage.resize_(nbytes), gather into this very storage, which autograd has "
-    "saved, and wait(); only then may the layer compute"
+    "a parameter was used after its memory was freed: call storage.resize_(nbytes), gather into this very storage, "
+    "which autograd has saved, and wait(); only then may the layer compute"
 )
 _SCHEDULE = "before_forward", "after_forward", "before_backward", "after_backward"
 _task = partial(
@@ -115,7 +115,7 @@ def _gather(cut: list[tuple[str, Tensor, torch.Size]], function: Callable, watch
 
 
 _FOR_GATHERS = "an all-reduce sends twice the bytes: dist.all_gather_single brings all shards at once"
-_ONCE = "one all-gather a tensor: each rank puts in its shard, and N shards come out"
+_ONCE = "one all-gather per tensor: each rank puts in its shard, and N shards come out"
 gather = _task(
     "gather(shard_S, shape)",
     2,
@@ -194,7 +194,7 @@ stage1 = _task(
     _train,
     (
         _TRAINS,
-        sent(0.13, "reduces each gradient and gathers each parameter once a step", **_SENT),
+        sent(0.13, "reduces each gradient and gathers each parameter once per step", **_SENT),
         _holds(0.67, "holds optimizer states of its shards only", "^(of|in)", _STATES, _SMALL),
     ),
     make=lambda case, rank, n, seed: (case.drawn(seed), *trained(rank, seed, 6)),
@@ -219,7 +219,7 @@ stage2 = _task(
     _train,
     (
         _TRAINS,
-        sent(0.1, "reduces each gradient once a backward", **_SENT),
+        sent(0.1, "reduces each gradient once per backward", **_SENT),
         Judge(0.35, "reduces a gradient as soon as its turn comes", _order, results("^leaving"), early=_out_of_turn),
         _holds(0.35, "holds gradients of its shards only", "^(of|in)", _GRADIENTS, _SMALL),
     ),

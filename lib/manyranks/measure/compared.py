@@ -4,7 +4,11 @@ from typing import NamedTuple
 
 
 class Compared(NamedTuple):
-    """A quantity in theory, and as it was counted. unit: "bytes", "seconds", "share", "number" or "flops"."""
+    """A quantity in theory, and as it was counted.
+
+    measured: NaN where this system doesn't count it
+    unit: "bytes", "seconds", "share", "number" or "flops"
+    """
 
     name: str
     theory: float

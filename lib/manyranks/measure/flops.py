@@ -35,7 +35,11 @@ LOOKUPS = {f"aten::{name}" for name in ("index", "index_select", "embedding", "g
 
 
 class Operator(NamedTuple):
-    """An operator that ran. shapes: of the tensors among its arguments; flops, bytes: as WorkCounter counts them."""
+    """An operator that ran.
+
+    shapes: of the tensors among its arguments
+    flops, bytes: as WorkCounter counts them
+    """
 
     name: str
     shapes: tuple[tuple[int, ...], ...]

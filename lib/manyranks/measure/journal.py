@@ -28,8 +28,12 @@ _SCALING = {"div", "mul", "floor_divide"}
 
 
 class Entry(NamedTuple):
-    """A call. op: "send", "all_reduce", …; peer: of a message, None where it may be anyone; frames: the learner's, innermost
-    first; sizes: whether an all-to-all was given its sizes, which may differ from rank to rank.
+    """A call.
+
+    op: "send", "all_reduce", …
+    peer: of a message, None where it may be anyone
+    frames: the learner's, innermost first
+    sizes: whether an all-to-all was given its sizes, which may differ from rank to rank
     """
 
     op: str
@@ -43,7 +47,10 @@ class Entry(NamedTuple):
 
 
 class Stopped(Exception):
-    """A learner's function did what can only go wrong. hint: what to look at."""
+    """A learner's function did what can only go wrong.
+
+    hint: what to look at
+    """
 
     def __init__(self, what: str, hint: str):
         super().__init__(what, hint)
@@ -136,9 +143,8 @@ def _entries(file: Path) -> list[Entry]:
 def _entry(op, peer, elements, size, dtype, tag, steps, sizes) -> Entry:
     """Raises TypeError for what is none."""
     frames = [(file, line, name) for file, line, name in steps]
-    words, numbers = [op, dtype], [elements, size, tag, 0 if peer is None else peer]
-    for file, line, name in frames:
-        words, numbers = [*words, file, name], [*numbers, line]
+    words = [op, dtype, *(word for file, _, name in frames for word in (file, name))]
+    numbers = [elements, size, tag, 0 if peer is None else peer, *(line for _, line, _ in frames)]
     if {*map(type, words)} != {str} or {*map(type, numbers)} != {int} or type(sizes) is not bool:
         raise TypeError("no note of a call")
     return Entry(op, peer, elements, size, dtype, tag, frames, sizes)

@@ -101,7 +101,11 @@ class Launch:
 
 
 class Counted(NamedTuple):
-    """The results of `count`. result: what the function returned; launches: the kernels it started, in their order."""
+    """The results of `count`.
+
+    result: what the function returned
+    launches: the kernels it started, in their order
+    """
 
     result: Any
     launches: list[Launch]
@@ -116,11 +120,18 @@ class Counted(NamedTuple):
         return sum(launch.flops for launch in self.launches)
 
     def requested_bytes(self, tensor: str | None = None, kind: str | None = None) -> int:
-        """Bytes that lanes ask for. tensor: count only this argument; kind: only "load", "store" or "atomic"."""
+        """Bytes that lanes ask for.
+
+        tensor: count only this argument
+        kind: only "load", "store" or "atomic"
+        """
         return sum(access.requested_bytes for access in self._of(tensor, kind))
 
     def sectors(self, tensor: str | None = None, kind: str | None = None) -> int:
-        """Sectors of 32 bytes that warps touch. tensor, kind: as in requested_bytes."""
+        """Sectors of 32 bytes that warps touch.
+
+        tensor, kind: as in requested_bytes
+        """
         return sum(access.sectors for access in self._of(tensor, kind))
 
     def moved_bytes(self, tensor: str | None = None, kind: str | None = None) -> int:

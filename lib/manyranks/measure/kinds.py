@@ -31,7 +31,10 @@ class Span(NamedTuple):
 
 @functools.cache
 def kind_of(name: str) -> str:
-    """Names a kind: "matmul" for what has FLOPs in WorkCounter, as products and attention. name: "aten::mm", or a kernel's."""
+    """Names a kind: "matmul" for what has FLOPs in WorkCounter, as products and attention.
+
+    name: "aten::mm", or a kernel's
+    """
     if "nccl" in name:
         return COMMUNICATION
     # The operators of one library's convolutions have no formula here, for aten::convolution calls them.
@@ -61,7 +64,10 @@ def _packet(name: str):
 
 
 def innermost(called: list[Called]) -> list[Stretch]:
-    """Cuts time where the innermost call that works becomes another. called: properly nested, as one thread's are."""
+    """Cuts time where the innermost call that works becomes another.
+
+    called: properly nested, as one thread's are
+    """
     found: list[tuple[Called, int, int]] = []
     stack: list[tuple[int, Called | None]] = []  # when a call ends, and whose work its time is
     at = 0

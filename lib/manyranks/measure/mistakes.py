@@ -27,7 +27,10 @@ class Mistake(NamedTuple):
     troubles: dict[str, str]
 
     def fits(self, seen: Facts, prefix: str = "") -> bool:
-        """Returns whether all that the mistake changes is seen so. prefix: of the names that count."""
+        """Returns whether all that the mistake changes is seen so.
+
+        prefix: of the names that count
+        """
         there = False
         for case, ranks in self.changed.items():
             facts = [{name: value for name, value in rank.items() if name.startswith(prefix)} for rank in ranks]
@@ -40,7 +43,10 @@ class Mistake(NamedTuple):
         return there
 
     def changes(self, case: str, prefix: str) -> bool:
-        """Returns whether it changes something in this case, on however many ranks. prefix: of the names that count."""
+        """Returns whether it changes something in this case, on however many ranks.
+
+        prefix: of the names that count
+        """
         here = [ranks for key, ranks in self.changed.items() if _alike(key, case)]
         return any(name.startswith(prefix) for ranks in here for facts in ranks for name in facts)
 

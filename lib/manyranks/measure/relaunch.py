@@ -44,7 +44,10 @@ _MOST = 200  # launches
 
 
 class Launches:
-    """A record of what is launched. inputs: the tensors that the launcher is given, in their order."""
+    """A record of what is launched.
+
+    inputs: the tensors that the launcher is given, in their order
+    """
 
     def __init__(self, inputs: list[Tensor]):
         self._storages = [one.untyped_storage() for one in inputs]
@@ -53,7 +56,7 @@ class Launches:
         self._sources: list[list] = []  # name, text, and what its global names are
         self._launches: list[list] = []
 
-    def place(self, tensor: Tensor, filled: bool = True) -> list:
+    def place(self, tensor: Tensor) -> list:
         """A tensor as data: memory, dtype, offset, shape and strides."""
         storage = tensor.untyped_storage()
         known = [i for i, one in enumerate(self._storages) if one.data_ptr() == storage.data_ptr()]

@@ -29,7 +29,12 @@ _OWN_BOOKS = re.compile("^<frozen importlib|linecache.py$|grade/learner.py$")  #
 
 
 class Event(NamedTuple):
-    """A note. kind: "gradient", "call", "wait" or "mark"; what: the parameter, the operation or the mark; bytes: of a call."""
+    """A note.
+
+    kind: "gradient", "call", "wait" or "mark"
+    what: the parameter, the operation or the mark
+    bytes: of a call
+    """
 
     kind: str
     what: str
@@ -222,7 +227,10 @@ def gradient(leaf: torch.Tensor) -> torch.Tensor:
 
 
 def gradients(leaves: Mapping[str, torch.Tensor], of: str = "the gradient of ") -> dict[str, torch.Tensor]:
-    """Returns a copy of each leaf's gradient, by name. of: what stands before the leaf's name."""
+    """Returns a copy of each leaf's gradient, by name.
+
+    of: what stands before the leaf's name
+    """
     return {f"{of}{name}": gradient(leaf) for name, leaf in leaves.items()}
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import math
 import re
 from collections.abc import Iterable
 
@@ -148,8 +149,11 @@ def measured(small: Small, said: Said, png: bytes = b"") -> str:
     for name, theory, counted, unit in small.rows:
         written, most = _UNITS[unit], max(theory, counted) or 1.0
         same = "equal" if theory == counted else f"{counted / theory - 1:+.1%}".replace("-", "−") if theory else "theory: 0"
-        more = f"theory {written(theory)}, {same}"
-        found.append(_tile(name, written(counted), bars=(counted / most, theory / most), more=more))
+        if math.isnan(counted):
+            found.append(_tile(name, "not counted on this system", bars=(0, theory / most), more=f"theory {written(theory)}"))
+        else:
+            more = f"theory {written(theory)}, {same}"
+            found.append(_tile(name, written(counted), bars=(counted / most, theory / most), more=more))
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     picture = f'<div><img alt="what was measured" style="max-width:100%;width:920px" src="{source}"></div>' if png else ""
     return f"<div>{small_print(f'Measured: {small.where}')}</div>{_row(found)}{picture}{tiles(said)}"

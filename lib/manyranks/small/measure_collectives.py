@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from manyranks.measure.compared import Compared, Small
 from manyranks.parallel import collectives as library
-from manyranks.small.ranks import OnRanks, few
+from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory.collectives import rounds, sent_bytes
 
 _ELEMENTS = 720_720  # float32; 2 to 8 ranks cut it evenly
@@ -26,7 +26,7 @@ def collectives(values, ranks, say):
     theory = sent_bytes(operation, _ELEMENTS, 4, n, algorithm)
     say(0.2, f"starting {n} ranks")
     counted = ranks(n).measure(_run, name, operation)
-    sent = counted.sent_bytes or counted.payload_bytes
+    sent = bytes_sent(counted)
     messages = sum(call.op == "send" for calls in counted.calls.values() for call in calls)
     rows = (
         Compared("sent by the busiest rank", max(theory), max(sent.values())),

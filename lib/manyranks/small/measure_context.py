@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from manyranks.measure.compared import Compared, Small
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.context import ATTENTION
-from manyranks.small.ranks import OnRanks, few
+from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import context as theory
 
 _HEADS, _KV_HEADS, _SIZE, _SHARD, _TILE = 8, 2, 32, 128, 32  # _SHARD: tokens of a rank
@@ -23,7 +23,7 @@ def context(values, ranks, say):
     say(0.4, f"{variant}, {seq:,} tokens on {n} ranks")
     how = variant, values["causal"], layout, (n // u, u)
     counted = world.measure(_there_and_back, *how, flops=True)
-    sent = max((counted.sent_bytes or counted.payload_bytes).values())
+    sent = max(bytes_sent(counted).values())
     if variant == "ring-ulysses":
         messages = theory.ring_ulysses(*sizes, n // u, u, 4).both
     else:

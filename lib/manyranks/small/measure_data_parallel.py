@@ -4,7 +4,7 @@ import torch
 
 from manyranks.measure.compared import Compared, Small
 from manyranks.parallel.data_parallel import BucketedDataParallel, OverlappedDataParallel
-from manyranks.small.ranks import OnRanks, few
+from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, loss
 
@@ -21,7 +21,7 @@ def data_parallel(values, ranks, say):
     held = max(world.run(_replica, values["overlap"]))
     say(0.6, "a step")
     counted = world.measure(_step)
-    sent = max((counted.sent_bytes or counted.payload_bytes).values())
+    sent = max(bytes_sent(counted).values())
     rows = (
         Compared("sent per rank per step", 2 * (n - 1) * 4 * parameters / n, sent),
         Compared("parameters and gradients of a rank", 8 * parameters, held),

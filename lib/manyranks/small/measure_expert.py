@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from manyranks.measure.compared import Compared, Small
 from manyranks.parallel.expert import Experts, Routing, choose, one_hop, two_hops
-from manyranks.small.ranks import OnRanks, few
+from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import expert as theory
 from manyranks.theory.plan import most_imbalance
 
@@ -28,7 +28,7 @@ def expert(values, ranks, say):
     for hops, (name, sent) in enumerate(zip(("one hop", "two hops"), sends, strict=True), 1):
         say(0.2 + 0.3 * hops, name)
         counted = world.measure(_layer, hops)
-        most = max((counted.sent_bytes or counted.payload_bytes).values())
+        most = max(bytes_sent(counted).values())
         rows.append(Compared(f"sent by the busiest rank, {name}", max(sent.payload), most))
     rows.append(Compared("a rank's whole experts", EXPERTS // n * 3 * HIDDEN * FFN * 4, max(held)))
     loads = theory.of_ranks(theory.counts(routing, EXPERTS), n)

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks.measure.compared import Compared, Small
-from manyranks.small.ranks import OnRanks, few
+from manyranks.small.ranks import OnRanks, bytes_sent, few
 
 _MOST = 2**24  # bytes
 
@@ -16,7 +16,7 @@ def hardware(values, ranks, say):
     piece = max(1, min(int(values["size"]), _MOST) // n)
     say(0.2, f"starting {n} ranks")
     counted = ranks(n).measure(_around, piece)
-    sent = counted.sent_bytes or counted.payload_bytes
+    sent = bytes_sent(counted)
     messages = sum(call.op == "send" for call in counted.calls[0])
     rows = (
         Compared("sent by a rank", (n - 1) * piece, max(sent.values())),

@@ -4,7 +4,7 @@ from math import prod
 
 from manyranks.measure.compared import Compared, Small
 from manyranks.parallel.mesh import Mesh
-from manyranks.small.ranks import OnRanks
+from manyranks.small.ranks import OnRanks, bytes_sent
 from manyranks.theory import Plan
 from manyranks.theory.nd import of_rank, payload
 from manyranks.training.config import GPTConfig, TrainingConfig
@@ -27,7 +27,7 @@ def nd(values, ranks, say):
     world.run(_first_step, plan)
     say(0.7, "a step")
     counted = world.measure(_step)
-    rows = [Compared("sent, with headers", sum(theory.values()), (counted.sent_bytes or counted.payload_bytes)[0])]
+    rows = [Compared("sent, with headers", sum(theory.values()), bytes_sent(counted)[0])]
     for group, shared in _groups(mesh).items():
         sent = sum(measurement.payload(call, 0) for call in counted.calls[0] if call.ranks == group)
         name = " and ".join(_NAMED[axis] for axis in shared)

@@ -15,7 +15,7 @@ from manyranks.measure.compared import Compared, Small
 from manyranks.parallel.pipeline.program import Times, bubble, program
 from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import BACKWARD, Action, Pair, Schedule, named, singles
-from manyranks.small.ranks import OnRanks, few
+from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import Transfer, replay
 
@@ -45,7 +45,7 @@ def pipeline(values, ranks, say):
         found = replay(counted.program, _ByWork(_UNIT * each, values["message"]))
         rows.append(Compared(f"bubble, {written}", bubble(replay(program(schedule), times)), bubble(found), "number"))
         crossings = sum(a != b for a, b in pairwise(schedule.placement))
-        sent = sum((counted.sent_bytes or counted.payload_bytes).values())
+        sent = sum(bytes_sent(counted).values())
         rows.append(Compared(f"sent by all, {written}", 2 * m * crossings * _ROWS * _WIDTH * 4, sent))
     size = f"{_ROWS * _WIDTH * 4:,} bytes"
     where = f"{p} ranks of this machine, {m} micro-batches of {size}; FLOPs and messages as F, I, W and message say"

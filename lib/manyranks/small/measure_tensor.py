@@ -5,7 +5,7 @@ import torch
 from manyranks.measure.compared import Compared, Small
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.tensor import parallelize
-from manyranks.small.ranks import OnRanks, few
+from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import Plan
 from manyranks.theory import tensor as theory
 from manyranks.training.config import GPTConfig
@@ -26,7 +26,7 @@ def tensor(values, ranks, say):
     world.run(_cut, how)
     say(0.5, "forward and backward")
     counted = world.measure(_there_and_back, how)
-    sent = max((counted.sent_bytes or counted.payload_bytes).values())
+    sent = max(bytes_sent(counted).values())
     say(0.8, "what is kept")
     plan = Plan(tp=t, seq=_CONFIG.seq, microbatch=_SEQUENCES, flash=False, recompute="none", **how)
     kept = theory.saved(shape, plan, itemsize=2).total + _CONFIG.seq**2  # and the causal mask

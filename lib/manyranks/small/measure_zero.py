@@ -8,7 +8,7 @@ from manyranks.measure.compared import Compared, Small
 from manyranks.parallel.data_parallel import BucketedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.zero import ZeroOptimizer
-from manyranks.small.ranks import OnRanks, few
+from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import sharding
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, loss
@@ -38,7 +38,7 @@ def zero(values, ranks, say):
     rows = (
         Compared("parameters and gradients of a rank", theory.parameters + theory.gradients, max(each[0] for each in held)),
         Compared("optimizer states of a rank", theory.states, max(each[1] for each in held)),
-        Compared("sent per rank per step", sent, max((counted.sent_bytes or counted.payload_bytes).values())),
+        Compared("sent per rank per step", sent, max(bytes_sent(counted).values())),
     )
     return Small(f"{values['stage']} on {n} ranks of this machine, {sum(units):,} parameters in float32", rows)
 

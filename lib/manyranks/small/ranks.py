@@ -1,9 +1,11 @@
 """Ranks for "Measure it": they start with it, and end with it or when it's stopped."""
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 
 from manyranks.measure.compared import Small
+from manyranks.world.counted.measurement import Measurement
 from manyranks.world.world import World
 
 
@@ -52,3 +54,8 @@ class OnRanks:
 def few(n: int, most: int = 8) -> int:
     """Returns as many ranks as asked for, but 2 to `most`."""
     return max(2, min(n, most))
+
+
+def bytes_sent(counted: Measurement) -> dict[int, float]:
+    """Returns what left each rank on its sockets, NaN where this system doesn't count it: what calls say is theory's number."""
+    return dict(counted.sent_bytes or dict.fromkeys(counted.payload_bytes, math.nan))

@@ -8,9 +8,10 @@
     one step, in the order in which step.estimate asks
       stages, states         the layers of each rank, and its parameters
       compute, layer         seconds of one micro-batch, kernel by kernel
-      calls                  collectives and messages, axis by axis
-      communicate, network   seconds of them
+      communicate            seconds of collectives and messages: calls lists them, network times them
       pace, pipeline         a micro-batch and a step on each rank; bubbles
+      data_parallel          gradients and parameters that nothing hides, and the optimizer
+    of the same stages and states
       memory, activations    bytes that a rank holds
     built on a step
       planner, bounds        plans that fit, fastest first
@@ -18,7 +19,8 @@
       roofline, flops        what the time goes to; MFU
       published              other people's runs: how far off the estimates are
 
-And a chapter's own formulas: collectives, sharding, checkpointing, nd, blocks, failures, batch.
+And a chapter's own formulas: collectives, sharding, offloading, checkpointing (optimal_checkpoints, equal_checkpoints), tensor,
+context, expert, nd, blocks, failures, batch.
 """
 
 from manyranks import lazy

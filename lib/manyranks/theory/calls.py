@@ -86,7 +86,7 @@ class Passes(NamedTuple):
     def __rmul__(self, times: int) -> "Passes":
         return Passes(times * self.forward, times * self.backward)
 
-    def __mul__(self, times: int) -> "Calls":
+    def __mul__(self, times: int) -> "Passes":
         return times * self
 
 

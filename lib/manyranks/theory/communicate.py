@@ -32,7 +32,11 @@ class Passing(NamedTuple):
 
 
 class Said(NamedTuple):
-    """All that is said while a micro-batch passes a pipeline's ranks. names: of their parts; pipeline: as in Passing."""
+    """All that is said while a micro-batch passes a pipeline's ranks.
+
+    names: of their parts
+    pipeline: as in Passing
+    """
 
     site: Site
     names: tuple[str, ...]
@@ -54,7 +58,11 @@ class Timed:
 
 
 class Sent(NamedTuple):
-    """The times of calls. passes: of one micro-batch's, of each part; states: of each row of gradients and parameters."""
+    """The times of calls.
+
+    passes: of one micro-batch's, of each part
+    states: of each row of gradients and parameters
+    """
 
     passes: Timed
     states: Timed

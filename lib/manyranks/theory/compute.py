@@ -29,7 +29,10 @@ def speeds(cluster: Cluster, constants: Constants) -> Speeds:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Site:
-    """A rank, whatever its layers are. imbalance: see plan.check_imbalance; seconds are for the fullest rank."""
+    """A rank, whatever its layers are.
+
+    imbalance: see plan.check_imbalance; seconds are for the fullest rank
+    """
 
     shape: ModelShape
     plan: LayerPlan

@@ -29,7 +29,10 @@ class Point(NamedTuple):
     waiting: tuple[float, int]
 
     def bytes(self, layer: Layer, flying: int = 1) -> int:
-        """Returns what a rank holds. flying: micro-batches in flight; one of them is in its backward."""
+        """Returns what a rank holds.
+
+        flying: micro-batches in flight; one of them is in its backward
+        """
         inputs, whole = self.waiting
         own = round((self.stored + 2) * layer.output) + self.kept * layer.saved
         return own + (flying - 1) * round(inputs * layer.output + whole * layer.saved)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from manyranks.theory import tables
 from manyranks.theory.names import Named, lazily, one_of
 
-GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
+GB, TB, TFLOPS = 1e9, 1e12, 1e12
 
 
 @dataclass(frozen=True)

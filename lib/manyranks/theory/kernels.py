@@ -68,7 +68,10 @@ def in_use(m: float, n: float, count: float, processors: int, reuse: float) -> f
 
 
 def filled(m: float, n: float, count: float, processors: int, a: int, b: int, fed: float = 1.0) -> float:
-    """Computes in_use with tiles of a × b only, one per processor at a time. fed: share of its rate at which a tile is fed."""
+    """Computes in_use with tiles of a × b only, one per processor at a time.
+
+    fed: share of its rate at which a tile is fed
+    """
     waves = math.ceil(math.ceil(m / a) * math.ceil(n / b) * count / processors)
     return fed * m * n * count / (waves * processors * a * b)
 

@@ -45,7 +45,10 @@ def matmul(part: str, m: float, n: float, k: float, itemsize: float = 2, count: 
 
 
 def moved(part: str, elements: float, reads_and_writes: float) -> Kernel:
-    """A kernel that only moves memory. reads_and_writes: bytes of one element that pass between the chip and its memory."""
+    """A kernel that only moves memory.
+
+    reads_and_writes: bytes of one element that pass between the chip and its memory
+    """
     return Kernel(part, 0, elements * reads_and_writes)
 
 
@@ -89,7 +92,11 @@ def launches(work: list[Kernel]) -> int:
 
 
 def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
-    """Kernels of one layer's forward pass. moe: whether the layer has experts; imbalance: see experts."""
+    """Kernels of one layer's forward pass.
+
+    moe: whether the layer has experts
+    imbalance: see experts
+    """
     feed_forward = experts(shape, plan, imbalance) if moe else mlp(shape, plan)
     return attention(shape, plan) + feed_forward + norms(shape, plan)
 
@@ -210,7 +217,12 @@ def _product(m: float, n: float, k: float, heads: float, plan: Plan) -> Kernel:
 def mlp(
     shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | None = None, cut: int | None = None
 ) -> list[Kernel]:
-    """The feed-forward part. rows: of its input, default T; ffn: default the dense layer's; cut: ranks that share it, or t."""
+    """The feed-forward part.
+
+    rows: of its input, default T
+    ffn: default the dense layer's
+    cut: ranks that share it, or t
+    """
     rows = plan.rank_tokens if rows is None else rows
     width = (ffn or shape.ffn) / (cut or plan.tp)
     into = 2 if shape.gated else 1

@@ -18,7 +18,10 @@ from manyranks.theory.states import Held, RankParameters
 
 
 class Pass(NamedTuple):
-    """Seconds of forward or of backward. host: of the CPU that launches all of it while the chip works."""
+    """Seconds of forward or of backward.
+
+    host: of the CPU that launches all of it while the chip works
+    """
 
     compute: float = 0.0
     tensor: float = 0.0
@@ -215,8 +218,10 @@ def tensor_shown(plan: LayerPlan, sent: Seconds, behind: float) -> tuple[float, 
 
 
 def context_shown(plan: LayerPlan, sent: Seconds, core: tuple[float, float]) -> tuple[float, float]:
-    """Times one layer's context parallelism, each way. core: seconds of its attention, whose blocks hide a ring's messages;
-    what is gathered or dealt comes before and after it."""
+    """Times one layer's context parallelism, each way.
+
+    core: seconds of its attention, whose blocks hide a ring's messages; what is gathered or dealt comes before and after it
+    """
     found = [sent.get(("cp", when), 0.0) for when in (FORWARD, BACKWARD)]
     if plan.context != "ring" or plan.cp == 1:
         return tuple(found)
@@ -242,7 +247,10 @@ class RankStep(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def pipe(work: Work, sent: Timed, held: RankParameters, m: int, virtual: int) -> list[RankStep]:
-    """Returns the step of one rank per kind: those with equal layers take as long. held: the parameters of each rank."""
+    """Returns the step of one rank per kind: those with equal layers take as long.
+
+    held: the parameters of each rank
+    """
     plan, overlap, p = work.dealt.plan, work.site.plan.overlap, work.dealt.plan.pp
     kinds = of_stages(work, sent)
     costs = [kinds[stage] for stage in work.dealt.ranks]
@@ -275,7 +283,10 @@ def pipe(work: Work, sent: Timed, held: RankParameters, m: int, virtual: int) ->
 
 
 class Kind(NamedTuple):
-    """Ranks that take as long. forward, backward, weight: seconds of a micro-batch, weight of what a schedule may move."""
+    """Ranks that take as long.
+
+    forward, backward, weight: seconds of a micro-batch, weight of what a schedule may move
+    """
 
     count: int
     forward: float
@@ -284,7 +295,10 @@ class Kind(NamedTuple):
 
 
 def mean_of_others(kinds: list[Kind], own: int) -> tuple[float, float, float]:
-    """Mean forward, backward and weight of all other ranks than one of this kind. own: its index in the list."""
+    """Mean forward, backward and weight of all other ranks than one of this kind.
+
+    own: its index in the list
+    """
     n = forward = backward = weight = 0
     for index, kind in enumerate(kinds):
         count = kind.count - 1 if index == own else kind.count

@@ -198,7 +198,11 @@ def _values(name: str, value: object) -> tuple:
 
 
 class _Task(NamedTuple):
-    """The task of a search. tried: values of fields that are given; checked: only plans like which runs were published."""
+    """The task of a search.
+
+    tried: values of fields that are given
+    checked: only plans like which runs were published
+    """
 
     shape: ModelShape
     cluster: Cluster

@@ -52,7 +52,10 @@ def shards(n: int, stage: int, replicas: int = 1) -> int:
 
 
 class HeldBytes(NamedTuple):
-    """Bytes on one rank. padding: those among them that stand for no element, on the last rank, which has the most."""
+    """Bytes on one rank.
+
+    padding: those among them that stand for no element, on the last rank, which has the most
+    """
 
     parameters: int
     gradients: int
@@ -160,7 +163,10 @@ def gradients_peak(units: Sequence[int], n: int, itemsize: int) -> int:
 
 
 class Sent(NamedTuple):
-    """Bytes that a rank sends in a step. gather_forward: for forward, or in stages 1 and 2 after the step."""
+    """Bytes that a rank sends in a step.
+
+    gather_forward: for forward, or in stages 1 and 2 after the step
+    """
 
     gather_forward: int
     gather_backward: int

@@ -194,7 +194,10 @@ def groups(plan: Plan) -> tuple[Group, Group]:
 
 
 class Row(NamedTuple):
-    """Elements that travel together, between ranks with a copy of them. sharded: whether their states are."""
+    """Elements that travel together, between ranks with a copy of them.
+
+    sharded: whether their states are
+    """
 
     elements: float
     group: Group
@@ -212,8 +215,11 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rows:
-    """Rows that ranks send gradients and gather parameters in: for each kind of rank equal rows of the parameters that
-    all data-parallel ranks have ("dense"), and of routed "experts". units: how many of each a rank has."""
+    """Rows that ranks send gradients and gather parameters in: for each kind of rank equal rows of the parameters that all
+    data-parallel ranks have ("dense"), and of routed "experts".
+
+    units: how many of each a rank has
+    """
 
     items: dict[tuple[Held, str], Row]
     units: dict[Held, int]

@@ -45,7 +45,10 @@ class StepTime:
         return self.said()
 
     def said(self, checked: str = "") -> str:
-        """Returns what is printed. checked: what published.confidence says of it, where that is known."""
+        """Returns what is printed.
+
+        checked: what published.confidence says of it, where that is known
+        """
         parts = ", ".join(f"{name}={value:.4g}" for name, value in self.parts.items())
         warning = f", warning={self.warning!r}" if self.warning else ""
         sure = f"checked={checked!r}, " if checked else ""

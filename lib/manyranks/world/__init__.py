@@ -9,7 +9,7 @@
     strangers   is for judges: reads what was handed in, and says why a run of it did not end well
     faults      proves that ranks would wait forever (deadlock), and puts any trouble into words (diagnose)
     counted     turns the ranks' recordings into what `measure` returns
-    processes   starts and ends a world's ranks together (Team); forks them here (forkserver, local) or by Ray (ray_…)
+    processes   starts and ends a world's ranks (Team), each by its handle; forks them (forkserver, local) or asks Ray (ray_…)
     rank        is a rank's life (process), what reaches it (messages, tasks), its reply, and where it says it is (watch)
     fences      stand around ranks that run code of strangers, which send nothing but data (rank.plain)
     cells       name a place in the notebook: "cell 12, line 4"

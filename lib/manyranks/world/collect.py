@@ -7,7 +7,7 @@ from manyranks.world.errors import HUNG_UP
 from manyranks.world.faults.deadlock import Case
 from manyranks.world.faults.outcome import Outcome
 from manyranks.world.notebook.output import Output
-from manyranks.world.processes.local import RankProcess
+from manyranks.world.processes.handle import RankProcess
 from manyranks.world.processes.patience import Clock
 from manyranks.world.processes.team import Team
 from manyranks.world.rank import watch
@@ -44,9 +44,9 @@ def collect(
     answer_debugger: gives a rank's debugger its line
     clock: of the run, which has begun; by default it begins here
     """
-    gathering = _Gathering(team, outcome, output)
-    looks = _Looks(team)
     clock = clock or Clock()
+    gathering = _Gathering(team, outcome, output, lambda: timeout is not None and clock.over(timeout))
+    looks = _Looks(team)
     while outcome.missing and not gathering.settled() and not outcome.late:
         gathering.step()
         show_progress(looks.seen)
@@ -54,7 +54,7 @@ def collect(
             clock.forget(gathering.answer(answer_debugger))  # a reader's time does not count
         if gathering.trouble is not None:
             continue
-        outcome.late |= timeout is not None and bool(outcome.missing) and clock.over(timeout)
+        outcome.late |= bool(outcome.missing) and gathering.over()
         deadlocked = looks.deadlocked(outcome)  # also where ranks are not watched, for it looks at what show_progress shows
         if deadlocked and watched:
             outcome.deadlock = True
@@ -66,9 +66,10 @@ def collect(
 
 
 class _Gathering:
-    """Reads replies, output and deaths as they come."""
+    """Reads replies, output and deaths as they come. over: returns whether the time is over, so that no strangers' are read."""
 
-    def __init__(self, team: Team, outcome: Outcome, output: Output):
+    def __init__(self, team: Team, outcome: Outcome, output: Output, over: Callable[[], bool]):
+        self.over = over
         self._team, self._outcome, self._output, self._selector = team, outcome, output, team.selector
         self._handlers = {"command": self._reply, "status": self._death, "stdout": self._print, "stderr": self._print}
         self.trouble: float | None = None
@@ -82,6 +83,8 @@ class _Gathering:
         for key, _ in events:
             process, what = key.data
             self._handlers[what](process, what)
+            if process.confined and self.over():  # a message may take long to come whole, and those of others as long
+                break
         return bool(events)
 
     def answer(self, answer_debugger: Callable[[int, Asked], None]) -> float:
@@ -103,7 +106,8 @@ class _Gathering:
     def drain(self) -> None:
         """Reads what the ranks had printed by the time they replied."""
         until = time.monotonic() + _DRAINING
-        while self.step(0) and time.monotonic() < until:  # one of their threads may print without end
+        self.over = lambda: time.monotonic() > until
+        while self.step(0) and not self.over():  # one of their threads may print without end
             pass
 
     def settled(self) -> bool:

@@ -21,9 +21,12 @@ class NoRoom(NotStarted, ValueError):
 
 
 class RankFailed(WorldError):
-    """A rank raised. rank: which; exception: what it raised (None if it could not be sent); traceback: the rank's, as text.
+    """A rank raised.
 
-    kind, said: the exception's class and its arguments, as words.
+    rank: which
+    exception: what it raised, None if it could not be sent
+    traceback: the rank's, as text
+    kind, said: the exception's class and its arguments, as words
     """
 
     def __init__(
@@ -41,9 +44,11 @@ class RankFailed(WorldError):
 
 
 class RankDied(WorldError):
-    """A rank's process ended. rank: which; exit_code: its exit code, negative for a signal, as subprocess has it.
+    """A rank's process ended.
 
-    Where the rank's machine is gone, NODE_LOST; where it has closed its connection and lives on, HUNG_UP.
+    rank: which
+    exit_code: its exit code, negative for a signal, as subprocess has it; NODE_LOST where the rank's machine is gone, HUNG_UP
+        where it has closed its connection and lives on
     """
 
     def __init__(self, message: str, rank: int, exit_code: int):
@@ -52,7 +57,10 @@ class RankDied(WorldError):
 
 
 class RankHung(WorldError):
-    """Ranks wait for each other, or ran out of time. states: rank -> what it was doing, as text."""
+    """Ranks wait for each other, or ran out of time.
+
+    states: rank -> what it was doing, as text
+    """
 
     def __init__(self, message: str, states: dict[int, str]):
         super().__init__(message)

@@ -109,7 +109,11 @@ class World:
         self._run(range(self.size), tasks.set_variables, (values,), {})
 
     def run_cell(self, source: str, name: str, ranks: Iterable[int] | None = None) -> None:
-        """Runs a cell's source on these ranks (all by default), among the variables they keep; name: its file name."""
+        """Runs a cell's source among the variables that ranks keep.
+
+        name: the file name that tracebacks give to its lines
+        ranks: those that run it, None for all
+        """
         self._run(self.checked_ranks(ranks), tasks.run_cell, (source, name), {})
 
     def time_cell(self, source: str, name: str, ranks: Iterable[int] | None = None) -> dict[int, float]:
@@ -244,8 +248,8 @@ class World:
     def _ask(self, team: Team, outcome: Outcome, frames: dict[int, list], output: Output, show_progress: Callable) -> None:
         clock = Clock((process.pid for process in team.processes if process.pid), self.patience)
         try:
-            for rank in outcome.ranks:
-                if self.timeout is not None and clock.over(self.timeout):  # those before took their tasks slowly
+            for k, rank in enumerate(outcome.ranks):
+                if k and self.timeout is not None and clock.over(self.timeout):  # those before took their tasks slowly
                     raise TimeoutError
                 with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
                     team.processes[rank].ask(frames[rank], self.timeout)

@@ -12,10 +12,10 @@ from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import replicas
 from manyranks.parallel.collectives.messages import Group
-from manyranks.parallel.fsdp.cut import Part, cut
+from manyranks.parallel.fsdp.cut import cut
 from manyranks.parallel.fsdp.order import Order
 from manyranks.parallel.fsdp.state import Sharded
-from manyranks.parallel.fsdp.unit import Unit
+from manyranks.parallel.fsdp.unit import Part, Unit
 from manyranks.parallel.shard import Origin
 from manyranks.parallel.wrappers import in_backward, only_whole, saves
 

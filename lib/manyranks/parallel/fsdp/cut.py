@@ -1,66 +1,15 @@
 """Cuts a model into units: which parameters are gathered together, and who needs them."""
 
 import gc
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from manyranks.parallel.flat_parameters import Named
+from manyranks.parallel.fsdp.unit import Part, Place
 from manyranks.parallel.shard import is_shard
-
-Place = tuple[nn.Module, str]  # a module, and the attribute it has a parameter under
-
-
-class Part(NamedTuple):
-    """A unit's path in the model, its parameters by name, and where modules have them."""
-
-    path: str
-    named: Named
-    places: list[list[Place]]
-
-    @property
-    def first(self) -> nn.Parameter:
-        """Any of the parameters; they share dtype, device and ranks."""
-        return next(iter(self.named.values()))
-
-    def show(self, tensors: Sequence[Tensor]) -> None:
-        """Makes the modules' attributes these: the whole parameters, or the shards.
-
-        A module looks for an attribute in vars() before it looks among its parameters,
-        where the shards stay all the time. Raises ValueError for a whole parameter that
-        was changed while it was here, which the shards know nothing about.
-        """
-        for name, places, tensor in zip(self.named, self.places, tensors, strict=True):
-            (first, attribute), *_ = places
-            before = vars(first).get(attribute)
-            if not is_shard(tensor):
-                tensor.shown = tensor._version
-            elif before is not None and before.shown != before._version:
-                raise ValueError(
-                    f"{name} was changed in the forward pass, as max_norm does: a sharded "
-                    "parameter changes in the optimizer only"
-                )
-            for module, name in places:
-                vars(module).pop(name, None)
-                if not is_shard(tensor):
-                    vars(module)[name] = tensor
-                if name in (names := getattr(module, "_flat_weights_names", ())):
-                    module._flat_weights[names.index(name)] = tensor  # a recurrent one's
-
-    def check(self) -> None:
-        """Raises ValueError for a parameter that isn't what it was when it was sharded."""
-        for (name, shard), places in zip(self.named.items(), self.places, strict=True):
-            here = all(m._parameters.get(own) is shard for m, own in places)
-            same = shard.requires_grad == shard.whole.requires_grad
-            if not (here and same and shard.dtype == shard.whole.kept):
-                change = "was frozen or thawed" if not same else "was cast"
-                change = change if here else "was replaced or removed"
-                raise ValueError(
-                    f"{name} {change} after it was sharded: change the module first, then "
-                    "wrap it"
-                )
 
 
 class Cut(NamedTuple):

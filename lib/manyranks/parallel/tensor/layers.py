@@ -26,12 +26,15 @@ Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3; with sequenc
 parallelism Korthikanti et al., arXiv 2205.05198, section 4.2.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from manyranks.parallel import flat_parameters
@@ -162,8 +165,52 @@ def column_parallel(x: Tensor, *layers: "ColumnParallelLinear") -> list[Tensor]:
     x_BSI = gather_in(x, how.group)
     again = partial(all_gather, group=how.group) if how.regather else None
     learn = any(weight.requires_grad for weight, _ in both)
-    with overlapped.regathered(x_BSI, x, again if learn else None):
+    with regathered(x_BSI, x, again if learn else None):
         return [F.linear(x_BSI, weight, bias) for weight, bias in both]
+
+
+def regathered(
+    whole_BSI: Tensor, x_BsI: Tensor, gather: Callable[[Tensor], Tensor] | None
+) -> AbstractContextManager:
+    """A context where products keep a shard instead of the whole sequence.
+
+    In backward gather(x) makes the whole again, once for all of them. Hooks that are there
+    already, such as a checkpoint's, are given what is kept.
+    """
+    if gather is None or not torch.is_grad_enabled() or whole_BSI.shape == x_BsI.shape:
+        return nullcontext()
+    # PyTorch has no public name for the hooks that ours hide.
+    outside = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    pack_outside, unpack_outside = outside or (_as_it_is, _as_it_is)
+    storage, version = whole_BSI.untyped_storage()._cdata, x_BsI._version
+    shard, again, uses, waiting = pack_outside(x_BsI.detach()), None, 0, 0
+
+    def pack(tensor: Tensor) -> tuple:
+        nonlocal uses
+        if tensor.untyped_storage()._cdata != storage:
+            return None, pack_outside(tensor)
+        uses += 1
+        return (tensor.shape, tensor.stride(), tensor.storage_offset()), None
+
+    def unpack(kept: tuple) -> Tensor:
+        nonlocal again, waiting
+        view, other = kept
+        if view is None:
+            return unpack_outside(other)
+        if isinstance(shard, Tensor) and shard._version != version:
+            raise RuntimeError("the input of a column-parallel layer was changed in place")
+        if again is None:
+            again, waiting = gather(unpack_outside(shard)), uses
+        whole = again
+        waiting -= 1
+        again = whole if waiting else None  # the last product lets it go
+        return whole.as_strided(*view)
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 class _Part(nn.Module):

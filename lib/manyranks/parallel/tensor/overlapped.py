@@ -14,8 +14,6 @@ So the rings are taken apart, and the products made between their messages:
     B batch   S sequence   I features that come in   O features that go out
     x_tBsI is x_BSI by shards: shard c has the tokens of rank c
 
-At the end stands what plain products keep of a gathered sequence: its shard.
-
 It sends as many bytes as an all-gather and a reduce-scatter, (t − 1)/t of the whole. Sums
 over the ranks are made in the dtype of what travels, as a plain ring makes them: in
 bfloat16 each of the t − 1 is rounded. A weight's gradient is one product over all tokens.
@@ -23,13 +21,11 @@ Source: Wang et al., "Overlap Communication with Dependent Computation via Decom
 Large Deep Learning Models", ASPLOS 2023.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from manyranks.parallel.collectives.messages import Group, Members, wait
@@ -185,47 +181,3 @@ def _room_by_shards(shard: Tensor, ring: Members) -> Tensor:
 def _rows(x: Tensor) -> Tensor:
     """[tokens, features]; a copy where x's memory does not allow a view."""
     return x.flatten(0, -2)
-
-
-def regathered(
-    whole_BSI: Tensor, x_BsI: Tensor, gather: Callable[[Tensor], Tensor] | None
-) -> contextlib.AbstractContextManager:
-    """A context where products keep a shard instead of the whole sequence.
-
-    In backward gather(x) makes the whole again, once for all of them. Hooks that are there
-    already, such as a checkpoint's, are given what is kept.
-    """
-    if gather is None or not torch.is_grad_enabled() or whole_BSI.shape == x_BsI.shape:
-        return contextlib.nullcontext()
-    # PyTorch has no public name for the hooks that ours hide.
-    outside = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    pack_outside, unpack_outside = outside or (_same, _same)
-    storage, version = whole_BSI.untyped_storage()._cdata, x_BsI._version
-    shard, again, uses, waiting = pack_outside(x_BsI.detach()), None, 0, 0
-
-    def pack(tensor: Tensor) -> tuple:
-        nonlocal uses
-        if tensor.untyped_storage()._cdata != storage:
-            return None, pack_outside(tensor)
-        uses += 1
-        return (tensor.shape, tensor.stride(), tensor.storage_offset()), None
-
-    def unpack(kept: tuple) -> Tensor:
-        nonlocal again, waiting
-        view, other = kept
-        if view is None:
-            return unpack_outside(other)
-        if isinstance(shard, Tensor) and shard._version != version:
-            raise RuntimeError("the input of a column-parallel layer was changed in place")
-        if again is None:
-            again, waiting = gather(unpack_outside(shard)), uses
-        whole = again
-        waiting -= 1
-        again = whole if waiting else None  # the last product lets it go
-        return whole.as_strided(*view)
-
-    return saved_tensors_hooks(pack, unpack)
-
-
-def _same(x: Tensor) -> Tensor:
-    return x

@@ -20,8 +20,10 @@ PLACE = 8  # bytes of a position
 
 
 class Saved(NamedTuple):
-    """Bytes that one rank keeps of one attention for backward: its own shards, which fall as 1/N. lse: each row's
-    log-sum-exp."""
+    """Bytes that one rank keeps of one attention for backward: its own shards, which fall as 1/N.
+
+    lse: each row's log-sum-exp
+    """
 
     q: int
     k: int

@@ -102,7 +102,11 @@ def surplus(counts: Work, seq: int) -> float:
 
 
 class Waiting(NamedTuple):
-    """The waiting of ranks. hops: scores of the slowest rank in each hop; idle: share of the ranks' time."""
+    """The waiting of ranks.
+
+    hops: scores of the slowest rank in each hop
+    idle: share of the ranks' time
+    """
 
     hops: list[int]
     idle: float

@@ -15,7 +15,10 @@ from manyranks.theory.plan import multiples
 
 
 class Sizes(NamedTuple):
-    """The sizes of the whole attention. n: ranks that share the sequence."""
+    """The sizes of the whole attention.
+
+    n: ranks that share the sequence
+    """
 
     batch: int
     seq: int
@@ -116,7 +119,10 @@ def ulysses(
 
 
 def _counted(variant: str, one: Sizes, read: int, itemsize: int, accumulating: int | None, hops: int | None = None) -> Passes:
-    """Counts the bytes of a variant's messages. read: key/value heads that a rank sends in Ulysses."""
+    """Counts the bytes of a variant's messages.
+
+    read: key/value heads that a rank sends in Ulysses
+    """
     sums, read_elements = gradient_size(itemsize, accumulating), one.shard * read * one.head_size
     return counted(attention(variant, one.n, one.queries, 2 * one.keys, read_elements, itemsize, sums, hops), one.n)
 

@@ -116,7 +116,10 @@ class Pass(NamedTuple):
     def of(
         cls, own: Sequence[Sequence[float]], under: Sequence[float] = (0.0,), before: float = 0.0, after: float = 0.0
     ) -> Self:
-        """Adds up hops. after: what travels when all is computed."""
+        """Adds up hops.
+
+        after: what travels when all is computed
+        """
         hops, computing = [max(each) for each in zip(*own, strict=True)], sum(map(sum, own)) / len(own)
         late = [max(0.0, message - hop) for message, hop in zip(under, hops, strict=True)]
         slower = sum(hop - mine for row in own for hop, mine in zip(hops, row, strict=True)) / len(own)  # 0 where all are equal

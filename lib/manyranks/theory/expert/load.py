@@ -48,8 +48,10 @@ def capacity(tokens: int, top_k: int, experts: int, factor: float) -> int:
 
 
 def dropped(counts: Sequence[Sequence[int]], capacity: int) -> float:
-    """The share of all copies that do not fit. counts: for each rank, what its tokens ask of each expert; every expert takes
-    `capacity` of each rank's. 0 where nobody asks."""
+    """The share of all copies that do not fit.
+
+    counts: for each rank, what its tokens ask of each expert; every expert takes `capacity` of each rank's. 0 where nobody asks
+    """
     asked = sum(map(sum, counts))
     over = sum(max(0, count - capacity) for own in counts for count in own)
     return over / asked if asked else 0.0

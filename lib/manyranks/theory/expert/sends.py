@@ -40,7 +40,10 @@ class Split(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """An all-to-all, of the whole group or of several side by side. bytes: [source][destination], a rank's own part too."""
+    """An all-to-all, of the whole group or of several side by side.
+
+    bytes: [source][destination], a rank's own part too
+    """
 
     what: str
     bytes: Matrix
@@ -51,7 +54,10 @@ class Exchange(NamedTuple):
         return tuple(sum(row) - row[rank] for rank, row in enumerate(self.bytes))
 
     def split(self, node: int) -> Split:
-        """Splits the bytes of all ranks together. node: ranks of a node."""
+        """Splits the bytes of all ranks together.
+
+        node: ranks of a node
+        """
         checks.whole(node=node)
         ways = [0, 0, 0]
         for source, row in enumerate(self.bytes):
@@ -77,7 +83,10 @@ class Sends(NamedTuple):
         return tuple(sum(exchange.sent[rank] for exchange in self.both) for rank in range(self.ranks))
 
     def split(self, node: int, what: str | None = None) -> Split:
-        """Splits the bytes of all ranks, both passes together. what: of these exchanges only, one of NAMES, else ValueError."""
+        """Splits the bytes of all ranks, both passes together.
+
+        what: of these exchanges only, one of NAMES, else ValueError
+        """
         if what is not None:
             one_of(NAMES, what=what)
         chosen = [exchange.split(node) for exchange in self.both if what in (None, exchange.what)]

@@ -82,7 +82,10 @@ def _where(ranks: int, node: int) -> str:
 
 
 class Comparison(NamedTuple):
-    """The rule's plan and the planner's. regimes: the fastest plan of each, the fastest regime first."""
+    """The rule's plan and the planner's.
+
+    regimes: the fastest plan of each, the fastest regime first
+    """
 
     name: str
     tokens: float  # per GPU

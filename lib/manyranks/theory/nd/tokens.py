@@ -26,7 +26,10 @@ _PARTS = {"dp": "data", "fsdp": "data", "tp": "tensor", "cp": "context", "ep": "
 
 
 class Balance(NamedTuple):
-    """Seconds of one step of one GPU, nothing overlapped. compute: what the communication can hide under at most."""
+    """Seconds of one step of one GPU, nothing overlapped.
+
+    compute: what the communication can hide under at most
+    """
 
     axis: str
     degree: int

@@ -57,8 +57,11 @@ def longest() -> list[Longest]:
 
 
 class Share(NamedTuple):
-    """Measured speed ÷ speed of the same attention without communication or waiting. bound: what the balance of work
-    allows, 1 ÷ (slowest ÷ mean · scores computed ÷ scores needed); None where the documents are not known."""
+    """Measured speed ÷ speed of the same attention without communication or waiting.
+
+    bound: what the balance of work allows, 1 ÷ (slowest ÷ mean · scores computed ÷ scores needed); None where the documents are
+        not known
+    """
 
     gpu: str
     documents: bool

@@ -91,7 +91,10 @@ def of_plan(shape: ModelShape, plan: Plan, cluster: Cluster) -> Checked:
 
 @functools.lru_cache(maxsize=65536)
 def of_kind(kind: _Kind, without: str = "") -> Checked:
-    """Returns what published runs say of steps of this kind. without: a table whose runs don't count."""
+    """Returns what published runs say of steps of this kind.
+
+    without: a table whose runs don't count
+    """
     others = [run for run in _runs().get((kind.chip, kind.sharded), []) if run[1].table != without]
     here = [run for run in others if all(abs(a - b) <= FASTER for a, b in zip(run[0].rates, kind.rates, strict=True))]
     if missing := _missing(kind, here):

@@ -15,7 +15,12 @@ PHASES = ("1F", "bubble", "1B", "1W", "1F1B", "opt")
 
 
 class Phase(NamedTuple):
-    """Seconds of a step. predicted: of the rank that takes longest; mean: of all ranks; reason: why not as measured."""
+    """Seconds of a step.
+
+    predicted: of the rank that takes longest
+    mean: of all ranks
+    reason: why not as measured
+    """
 
     name: str
     predicted: float
@@ -78,7 +83,11 @@ def _update(time: StepTime, rank: int) -> float:
 
 
 class Layout(NamedTuple):
-    """A way to train DeepSeek-V3 on its GPUs. peak: bytes of the fullest one; fits: into its memory."""
+    """A way to train DeepSeek-V3 on its GPUs.
+
+    peak: bytes of the fullest one
+    fits: into its memory
+    """
 
     plan: Plan
     peak: Peak

@@ -123,7 +123,10 @@ class Measurement:
 
 
 def measurement(results: list, recordings: dict[int, Recording]) -> Measurement:
-    """Puts together what the ranks recorded. recordings: rank -> Recording, for the ranks that ran."""
+    """Puts together what the ranks recorded.
+
+    recordings: rank -> Recording, for the ranks that ran
+    """
     calls = {rank: [replace(call, where=cells.label(call.where)) for call in own.calls] for rank, own in recordings.items()}
     no_bytes = next((r.no_bytes for r in recordings.values() if r.no_bytes), None)
     return Measurement(

@@ -177,7 +177,10 @@ def limit(file: int, memory: int) -> None:
 
 
 def _kept(name: str) -> int:
-    """Bytes of this process. name: VmData, private memory that can be written to, or VmSize, all addresses."""
+    """Bytes of this process.
+
+    name: VmData, private memory that can be written to, or VmSize, all addresses
+    """
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 

@@ -76,7 +76,10 @@ class Nothing:
         self._outcome, self._output = outcome, output
 
     def step(self, looks: Looks) -> None:
-        """Time has passed. looks: what ranks did when they were last looked at."""
+        """Time has passed.
+
+        looks: what ranks did when they were last looked at
+        """
         self._output.show_live(time.monotonic())
 
     def leave(self) -> None:
@@ -111,7 +114,7 @@ class Live(Nothing):
             self._looks |= self._outcome.whereabouts
             still = [rank for rank in self._outcome.missing if (seen := self._looks.get(rank)) and seen.blocked is None]
             self._outcome.stopped |= set(still)
-            states = states_of(self._outcome, self._looks, set()).items()
+            states = _states(self._outcome, self._looks, set()).items()
             lines = (f"rank {rank}: {', '.join(filter(None, (state.words, state.more)))}" for rank, state in states)
             self._end({"text/html": self._strip(), "text/plain": "\n".join(lines)})
 
@@ -150,7 +153,7 @@ class Live(Nothing):
         self._handle = None
 
     def _strip(self) -> str:
-        states = states_of(self._outcome, self._looks, self._printing())
+        states = _states(self._outcome, self._looks, self._printing())
         shown = "".join(_cell(rank, state, self._looks.get(rank)) for rank, state in states.items())
         return f"{_STYLE}<div class='manyranks-run'>{shown}<span>{self._last - self._started:.0f} s</span></div>"
 
@@ -165,8 +168,11 @@ def _overwritten(text: str) -> str:
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
 
 
-def states_of(outcome: Outcome, looks: Looks, printing: set[int]) -> dict[int, State]:
-    """Each rank's state. printing: the ranks that have printed since the last look."""
+def _states(outcome: Outcome, looks: Looks, printing: set[int]) -> dict[int, State]:
+    """Returns each rank's state.
+
+    printing: the ranks that have printed since the last look
+    """
     seen = replace(outcome, whereabouts=looks)
     return {rank: _state(rank, seen, rank in printing) for rank in outcome.ranks}
 

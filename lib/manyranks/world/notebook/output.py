@@ -45,7 +45,10 @@ class Output:
         return self._bytes.get(("stdout", rank), 0) + self._bytes.get(("stderr", rank), 0)
 
     def take(self, rank: int, what: Shown, stranger: bool = False) -> None:
-        """Keeps what a rank shows for its place. stranger: whether only text and pictures are let through."""
+        """Keeps what a rank shows for its place.
+
+        stranger: whether only text and pictures are let through
+        """
         if not stranger:
             self._shown[rank].append(what)
         elif len(self._shown[rank]) < MOST:

@@ -36,9 +36,11 @@ _own_network = False  # whether this process has a network that no other program
 def serve(fd: int, folder: str, strangers: bool, scratch: str, once: tuple[str, ...]) -> None:
     """Imports what ranks need, then forks one per request until the notebook's process is gone. Never returns.
 
-    fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end; strangers:
-    whether the ranks run their code, on a private network; scratch: the folder to write into, where this is a sandbox;
-    once: modules that ranks need, besides those that all do; one that isn't installed is left out.
+    fd: the socket to the notebook's process
+    folder: where worlds keep their files, removed at the end
+    strangers: whether the ranks run their code, on a private network
+    scratch: the folder to write into, where this is a sandbox
+    once: modules that ranks need, besides those that all do; one that isn't installed is left out
     """
     global _own_network
     _own_network = (strangers and confine.leave_the_network()) or bool(scratch)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from manyranks.world.errors import NODE_LOST, WorldError
 from manyranks.world.processes import ray_nodes
-from manyranks.world.processes.local import RankProcess
+from manyranks.world.processes.handle import RankProcess
 
 _ANSWERING = 10.0  # seconds for an actor that has nothing to do
 _CONNECTING = 60.0  # seconds until a rank's channels must be there

@@ -13,7 +13,8 @@ import threading
 
 import psutil
 
-from manyranks.world.processes.local import Forkserver, RankProcess
+from manyranks.world.processes.handle import RankProcess
+from manyranks.world.processes.local import Forkserver
 
 HELLO = struct.Struct("<16sIB")  # the world's secret, rank, channel
 SOCKETS, PIPES = ("command", "control"), ("stdout", "stderr", "faults", "status")
@@ -23,7 +24,11 @@ _IDLE, _BETWEEN, _TIMES = 5, 2, 3  # seconds until a silent peer is asked, betwe
 
 
 class Node:
-    """The ranks of one world on this node. notebook: the address that it waits at; secret: what it knows its ranks by."""
+    """The ranks of one world on this node.
+
+    notebook: the address that it waits at
+    secret: what it knows its ranks by
+    """
 
     def __init__(self, notebook: tuple[str, int], secret: bytes, address: str):
         self._notebook, self._secret, self._server = notebook, secret, Forkserver(interface_of(address))

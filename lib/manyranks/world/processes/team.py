@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from manyranks.world.errors import NotStarted
 from manyranks.world.fences.confine import Confined
-from manyranks.world.processes.local import Forkserver, RankProcess, readable, the_forkserver
+from manyranks.world.processes.handle import RankProcess, readable
+from manyranks.world.processes.local import Forkserver, the_forkserver
 from manyranks.world.processes.patience import Patience
 from manyranks.world.processes.ray_engine import RayServer
 from manyranks.world.rank import messages, watch

@@ -85,7 +85,10 @@ def unpack(frames: list[Frame]):
 
 
 def send(sock: socket.socket, frames: list[Frame], seconds: float | None = None) -> None:
-    """Sends a message, a small one in one piece. seconds: that the whole message may take, TimeoutError afterwards."""
+    """Sends a message, a small one in one piece.
+
+    seconds: that the whole message may take, TimeoutError afterwards
+    """
     to = sock if seconds is None else _Punctual(sock, seconds)
     lengths = [memoryview(frame).nbytes for frame in frames]
     header = _COUNT.pack(len(frames)) + struct.pack(f"<{len(frames)}Q", *lengths)
@@ -102,8 +105,9 @@ def receive(
     """The frames of the next message. Raises EOFError when the other side is gone.
 
     ahead: how much to read at once. More than a message may take what follows it, so this is for a Stream, and for connections
-    on which the other side waits for an answer before it sends more; EXACTLY is for the others. largest: bytes of a message; a
-    larger one raises EOFError, too. seconds: that the whole message may take, TimeoutError afterwards.
+        on which the other side waits for an answer before it sends more; EXACTLY is for the others
+    largest: bytes of a message; a larger one raises EOFError, too
+    seconds: that the whole message may take, TimeoutError afterwards
     """
     source = sock if seconds is None else _Punctual(sock, seconds)
     start = _at_least(source, source.recv(ahead), _COUNT.size)

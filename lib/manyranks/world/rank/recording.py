@@ -33,7 +33,10 @@ def checked_counts(flops: bool = False, memory: bool = False, profile: bool = Fa
 
 
 def record(recorder: Recorder, counts: frozenset, function, args: tuple, kwargs: dict):
-    """Calls the function. Returns its result, and its Recording. counts: what checked_counts() returns."""
+    """Calls the function. Returns its result, and its Recording.
+
+    counts: what checked_counts() returns
+    """
     with contextlib.ExitStack() as modes:
         peak = modes.enter_context(memory.PeakBytes()) if "memory" in counts else None
         counter = modes.enter_context(flops.WorkCounter()) if "flops" in counts else None

@@ -45,7 +45,10 @@ class Reply:
 
 
 def failure_of(error: BaseException, whole: bool, depth: int = 0) -> Failure:
-    """Describes an exception. whole: whether the exception itself travels, too."""
+    """Describes an exception.
+
+    whole: whether the exception itself travels, too
+    """
     trace, cause = error.__traceback__, error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     try:
         pickled = cloudpickle.dumps(error.with_traceback(None)) if whole and depth == 0 else None

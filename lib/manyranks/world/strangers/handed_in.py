@@ -16,9 +16,11 @@ BOTH = "there are two notebooks or folders of this name, perhaps of two students
 
 
 class Submission(NamedTuple):
-    """A notebook below the folder. refused: why it is not read; empty where it is. version: of what it has, its SHA-256.
+    """A notebook below the folder.
 
-    costs: whether points are lost where it is refused: not where another one of the exercise is read, or has cost them.
+    refused: why it is not read; empty where it is
+    version: of what it has, its SHA-256
+    costs: whether points are lost where it is refused: not where another one of the exercise is read, or has cost them
     """
 
     path: Path

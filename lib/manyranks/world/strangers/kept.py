@@ -28,7 +28,9 @@ _LOOK = 50  # milliseconds after which the thread sees that a run is over
 class Kept(NamedTuple):
     """Functions that stay with who judges.
 
-    given: what a rank gets; functions: that it may call, NaN where they answer no more; by: what answers, for who judges
+    given: what a rank gets
+    functions: that it may call, NaN where they answer no more
+    by: what answers, for who judges
     """
 
     given: Any
@@ -37,7 +39,12 @@ class Kept(NamedTuple):
 
 
 class Asks(NamedTuple):
-    """A rank's end. given: what it gets; pipes: of its calls, and of their results; functions: how many it may call."""
+    """A rank's end.
+
+    given: what it gets
+    pipes: of its calls, and of their results
+    functions: how many it may call
+    """
 
     given: Any
     pipes: tuple[str, str]
@@ -45,7 +52,10 @@ class Asks(NamedTuple):
 
     @contextmanager
     def calls(self, refused: Stopped) -> Iterator[list[Callable[[], float]]]:
-        """Inside, these functions ask who judges. refused: what they raise where he answers no more."""
+        """Inside, these functions ask who judges.
+
+        refused: what they raise where he answers no more
+        """
         with open(self.pipes[0], "wb", 0) as calls, open(self.pipes[1], "rb", 0) as results:
 
             def function(number: int) -> Callable[[], float]:
@@ -102,7 +112,10 @@ def _pipe(folder: str) -> FileIO:
 
 
 def _answer(ends: list[tuple[FileIO, FileIO, tuple[Callable[[], float], ...]]], over: threading.Event) -> None:
-    """A thread that answers until the run is over. ends: of each rank, where its calls come and results go, and functions."""
+    """A thread that answers until the run is over.
+
+    ends: of each rank, where its calls come and results go, and functions
+    """
     poll, of = select.poll(), {calls.fileno(): (calls, *rest) for calls, *rest in ends}
     for number in of:
         poll.register(number, select.POLLIN)

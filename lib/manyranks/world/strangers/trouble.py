@@ -166,7 +166,10 @@ def place(frames: list[Frame]) -> str:
 
 
 def _sentence(steps: list[tuple[str, str, str]]) -> str:
-    """Names the learner's line. steps: label, function and source of each line, innermost first."""
+    """Names the learner's line.
+
+    steps: label, function and source of each line, innermost first
+    """
     theirs = [step for step in steps if not step[0].startswith(_LIBRARY)]
     own = [step for step in theirs if step[1] != _HELPER] or theirs
     if not own:
