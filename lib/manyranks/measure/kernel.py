@@ -94,11 +94,6 @@ class Launch:
     tile: int = 0
     stored: int = 0
 
-    @property
-    def programs(self) -> int:
-        """Returns the number of programs on the grid."""
-        return math.prod(self.grid)
-
 
 class Counted(NamedTuple):
     """The results of `count`.
