@@ -215,10 +215,6 @@ slip("product", "FourBytes", 3.5, "an element of float16 has 2 bytes: ask a_MK.e
     tile=lambda self, M, N, K, itemsize, budget, shared: Product.tile(self, M, N, K, 4, budget, shared))
 
 @triton.jit
-def idle_kernel(out):
-    pass
-
-@triton.jit
 def keeps_b_kernel(a, b, out, M, N, K):
     x, kept = tl.arange(0, 16)[:, None], []
     for j in range(0, N, 16):
@@ -238,7 +234,7 @@ def keeps_b_kernel(a, b, out, M, N, K):
 def keeps_b(a, b, budget, shared):
     out = torch.empty((len(a), len(b)), dtype=a.dtype)
     keeps_b_kernel[(1,)](a, b, out, len(a), len(b), a.shape[1])
-    idle_kernel[(1000,)](out)  # the programs of another launch are no programs of this one
+    keeps_b_kernel[(1000,)](a, b, out, 0, 0, 0)  # programs that do nothing make no tile smaller
     return out
 
 @triton.jit

@@ -15,6 +15,7 @@ from manyranks import kernels
 from manyranks.kernels import attention, copying
 from manyranks.measure import kernel
 from manyranks.measure.interpreter import tl, triton
+from manyranks.measure.journal import Stopped
 from manyranks.theory import blocks
 from manyranks.theory.blocks import Attention
 from tests.conftest import matrix
@@ -232,6 +233,16 @@ def test_stores_count_what_they_write_and_how_much_each_program_stores():
     assert kernel.count(lambda: swapping_one[1,](torch.zeros(8))).requested_bytes(kind="atomic") == 32
     with pytest.raises(kernel.OutOfBounds, match="4 lanes store outside out"):
         kernel.count(lambda: wide_one[3,](torch.zeros(16)))
+
+
+@counting
+def test_a_relaunched_source_is_checked_as_python_writes_it(monkeypatch):
+    """Python 3.11.2 writes some f-strings as other code."""
+    from manyranks.measure.relaunch import relaunch
+
+    monkeypatch.setattr("manyranks.measure.relaunch.ast.unparse", lambda tree: "def kernel():\n    import os")
+    with pytest.raises(Stopped, match="kernel uses Import"):
+        relaunch({"memories": [], "launches": [], "sources": [["kernel", "def kernel():\n    pass", {}]]}, [], [])
 
 
 @counting
