@@ -246,6 +246,16 @@ def test_a_relaunched_source_is_checked_as_python_writes_it(monkeypatch):
 
 
 @counting
+def test_a_relaunched_kernel_runs_no_text():
+    from manyranks.measure.relaunch import computes_only
+
+    text = "tensordesc<fp32[16],exec('tl.ran = True')"
+    with computes_only(), pytest.raises(Stopped, match="a kernel runs text as code"):
+        tl.str_to_ty(text, None)
+    assert not hasattr(tl, "ran")
+
+
+@counting
 def test_a_lane_out_of_bounds_is_refused_before_it_reads_or_writes():
     x, out = random(10), torch.zeros(10)
     with pytest.raises(kernel.OutOfBounds, match=r"copy_kernel, line \d+: 6 lanes load outside x, the first at element 10"):

@@ -20,6 +20,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from manyranks.measure.audit import audited
 from manyranks.measure.interpreter import GridExecutor, InterpretedFunction, tl, triton
 from manyranks.measure.journal import Stopped
 from manyranks.measure.kernel import Counted, count
@@ -181,7 +182,25 @@ def relaunch(told: dict, inputs: list[Tensor], results: list[list]) -> Counted:
                 launch(kernels[number], grid, arguments)
         return [at(place) for place in results]
 
-    return count(run)
+    with computes_only():
+        return count(run)
+
+
+@contextmanager
+def computes_only() -> Iterator[None]:
+    """Inside, Stopped is raised where a function of Triton's language runs text as code, as str_to_ty does.
+
+    Triton's interpreter compiles kernels elsewhere, of a source that was checked.
+    """
+
+    def hear(event: str, _: tuple) -> None:
+        if event == "exec":
+            file = sys._getframe(2).f_code.co_filename  # past the hook that tells
+            if "/triton/language/" in file or file.startswith("<kernel"):
+                raise Stopped("a kernel runs text as code", _OWN)
+
+    with audited(hear):
+        yield
 
 
 def _name_of(dtype: torch.dtype) -> str:
