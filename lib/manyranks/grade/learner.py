@@ -84,7 +84,7 @@ def refused(allowed: Allowed) -> Iterator[Callable[[str], str]]:
         return forbidden
 
     def note(frame: FrameType, event: str, argument) -> None:
-        if called or event == "return" or event == "c_return":  # one is enough, and what it calls in turn may be much
+        if called:  # one is enough, and what it calls in turn may be much
             return
         name, caller, hint = "", frame, allowed.hint
         if event == "call":
