@@ -1,4 +1,4 @@
-"""Runs a group of benchmarks in a process of its own, where it meets nothing that another group imported, started or broke."""
+"""Runs a group of benchmarks in a separate process, so that nothing another group imported, started or broke affects it."""
 
 import multiprocessing
 from collections.abc import Iterator

@@ -51,7 +51,7 @@ def _answered(release: nbformat.NotebookNode, name: str, source: str) -> nbforma
 
 
 def _seconds(judge: apart.Judge, notebooks: Notebooks) -> float:
-    """What the command takes; asserts that who is right has all points."""
+    """Times the command in seconds, and asserts that right answers get all points."""
     with tempfile.TemporaryDirectory() as folder:
         for k, notebook in enumerate(notebooks):
             (path := Path(folder) / f"{k:02}" / NAME).mkdir(parents=True)

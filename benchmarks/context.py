@@ -124,7 +124,7 @@ def _long_ring(seq: int) -> tuple[float, int | None]:
 
 
 def _begin_peak() -> int | None:
-    """Bytes that this process has, from which on the kernel counts the most anew."""
+    """Makes the kernel count this process's peak anew, and returns the bytes it has now; None where the kernel can't."""
     if not os.path.exists("/proc/self/clear_refs"):
         return None
     with open("/proc/self/clear_refs", "w") as peak:
@@ -220,14 +220,14 @@ def _replayed() -> Iterator[Row]:
 
 
 def _least_shard(ranks: int) -> float:
-    """Tokens of a rank from which a causal backward hides its messages, by theory."""
+    """Computes how many tokens a rank needs for a causal backward to hide its messages, by theory."""
     link = CLUSTER.between(0, ranks - 1)
     how = {"causal": True, "backward": True}
     return theory.context.least_shard(CLUSTER.accelerator.flops, link.bandwidth, LLAMA.heads, LLAMA.kv_heads, **how)
 
 
 def _shapes_step(shard: int) -> None:
-    """Forward and backward in bfloat16 without numbers; a visit's attention is one operator, as a flash kernel is."""
+    """Runs both passes in bfloat16 on tensors without data; a visit's attention is one operator, as a flash kernel is."""
     sizes = [(1, heads, shard, LLAMA.hidden // LLAMA.heads) for heads in (LLAMA.heads, LLAMA.kv_heads, LLAMA.kv_heads)]
     with meta.without_numbers(), meta.fused(ring, "attend", "attend_backward"):
         q, k, v = (torch.empty(size, dtype=torch.bfloat16, requires_grad=True) for size in sizes)

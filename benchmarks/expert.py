@@ -212,7 +212,7 @@ def _large(imbalance: float) -> None:
 
 
 def _choices(imbalance: float, own: int) -> Tensor:
-    """Of a token's choices imbalance · K/N are on rank 0, on average, and the others anywhere."""
+    """Draws each token's experts: on average imbalance · K/N of its choices are on rank 0, and the others anywhere."""
     scores_TE = torch.rand(LARGE_TOKENS, LARGE_EXPERTS, generator=torch.Generator().manual_seed(dist.get_rank()))
     there_T = (torch.arange(LARGE_TOKENS + 1) * imbalance * V3.top_k / LARGE_RANKS).floor().diff()
     place_TL = scores_TE[:, :own].argsort().argsort()

@@ -1,4 +1,4 @@
-"""What saves add to training, and what a resume adds to a start: the small GPT on 4 ranks, every save flushed to disk."""
+"""Times saves during training, and a start that resumes: the small GPT on 4 ranks, every save flushed to disk."""
 
 import shutil
 import tempfile

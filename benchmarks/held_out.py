@@ -1,10 +1,10 @@
-"""What theory's numbers would be, and how far off its predictions, if a source had not been known when they were chosen.
+"""Chooses theory's numbers again without one source of runs, and tests them on that source.
 
     python -m benchmarks.held_out
 
-For each number that was chosen with published runs in sight, and each source of runs that it decides: the value with the least
-error on all other sources, each of which counts as much; and the source's own error with it, and with the library's value. No
-clock is read: the same numbers come out everywhere.
+Some numbers were chosen to fit published runs. For each of them, and for each source of runs that depends on it, this prints
+the value with the least error on all other sources (each source counts the same), the error on the source left out, and the
+error there with the library's value. No clock is read: the same numbers come out everywhere.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def launches(values: Sequence[float] = HOSTS) -> Iterator[Held]:
 
 
 def routing() -> Iterator[Held]:
-    """How many launches a router and its sorting take, by models of one table: no other has experts under Megatron."""
+    """Chooses the launches of a router and its sorting, from the models of one table: no other has Megatron's experts."""
     found: Sources = {}
     for row in steps.of(steps.BRIDGE):
         if row.shape.experts and row.plan.framework.host:
@@ -113,8 +113,10 @@ def _with_matmul(share: float) -> contextlib.AbstractContextManager[Constants]:
 
 
 def bars() -> Iterator[str]:
-    """For each source, what is added to a bar for each step away if that's chosen on all others; and how many of its runs with
-    a bar are held by it, none of them with a run of its own source."""
+    """Chooses what each step away adds to an error bar, on all sources but one, for each source.
+
+    Says how many of that source's runs lie inside their bar, which is made without any run of the source.
+    """
     known = {}
     own = error_bars.AWAY
     for error_bars.AWAY in AWAY:

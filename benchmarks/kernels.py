@@ -1,4 +1,4 @@
-"""What counting costs: a kernel under the interpreter, counted and not."""
+"""Compares a kernel under the interpreter with and without counting."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -172,7 +172,7 @@ def _timers_rate(dtype: torch.dtype) -> float:
 
 
 def _fused() -> Iterator[Row]:
-    """A chain of operators, each of which goes through the memory, against one loop that PyTorch has, or makes, of them."""
+    """Compares a chain of operators, which all read and write memory, with one loop that PyTorch has or compiles for them."""
     x, matrix = torch.randn(CHAIN), torch.randn(512, 512)
     chain = f"GELU of {CHAIN / 1e6:.1f} M numbers"
     yield _of_both(f"{chain}: F.gelu, one operator; nine", partial(F.gelu, approximate="tanh"), _gelu, x, 0.7)
@@ -194,7 +194,7 @@ def _of_both(what: str, one: Callable, other: Callable, x: Tensor, at_most: floa
 
 
 def _least(measure: Callable[[], float]) -> float:
-    """Of a few values the one that other processes disturbed least."""
+    """Returns the least of a few measurements, the one that other processes disturbed least."""
     return min(measure() for _ in range(5))
 
 

@@ -34,7 +34,7 @@ def rows() -> Iterator[Row]:
 
 
 def _step_seconds(gpt: GPTConfig, training: TrainingConfig) -> list[float]:
-    """Of each run of some steps, one of them."""
+    """Measures the seconds per step, once per round."""
     trainer, found = Trainer(gpt, training), []
     trainer.run(1)
     for _ in range(ROUNDS):

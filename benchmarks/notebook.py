@@ -1,7 +1,7 @@
-"""What a reader of a notebook waits for: World in a kernel, beside jupyter-distributed and ipyparallel's %%px.
+"""Times what a reader of a notebook waits for: World in a kernel, beside jupyter-distributed and ipyparallel's %%px.
 
-All are driven as a front end does it, by messages to a kernel; seconds end when the message arrives. No answer within PATIENCE
-is said so, and the kernel is started anew.
+All are driven the way a front end does it, by messages to a kernel; the clock stops when the answer arrives. If none comes
+within PATIENCE, the row says so, and the kernel is started again.
 """
 
 import contextlib

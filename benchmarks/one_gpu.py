@@ -1,4 +1,4 @@
-"""What one GPU does, for theory's tables: attention kernels, and steps of a Llama under FSDP2 on a group of one rank.
+"""Times one GPU for theory's tables: attention kernels, and steps of a Llama under FSDP2 on a group of one rank.
 
     python -m benchmarks.one_gpu FOLDER
 
@@ -177,7 +177,7 @@ def outside(fn: Callable[[], object]) -> float:
 
 
 def kernels(fn: Callable[[], object], times: int = 5) -> float:
-    """Seconds in which kernels run; copies count as kernels."""
+    """Returns the seconds during which kernels run; copies count as kernels."""
     fn()
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(times):

@@ -1,4 +1,4 @@
-"""What a reader would use instead of a World. Imports nothing heavy: processes that peers start import this module."""
+"""Starts what a reader would use instead of a World. Imports nothing heavy: processes that peers start import this module."""
 
 import contextlib
 import importlib.util
@@ -88,7 +88,7 @@ def _words(process) -> list[str]:
 
 
 def debug_launcher_seconds(size: int) -> float:
-    """accelerate's debug_launcher in a process of its own: it forks, and refuses to once threads or CUDA are in use."""
+    """Times accelerate's debug_launcher in a separate process: it forks, and refuses to once threads or CUDA are in use."""
     command = [sys.executable, "-c", _LAUNCH.format(size=size)]
     return float(subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=120, text=True).split()[-1])
 

@@ -1,4 +1,4 @@
-"""What the comparisons of training steps share: a model of 10 M parameters, its step, and how long a step takes."""
+"""Defines the model of 10 M parameters, its step and its timing, which all comparisons of training steps share."""
 
 import time
 from collections.abc import Callable
@@ -43,5 +43,5 @@ def fastest(step: Step, steps: int) -> float:
 
 
 def slowest(of_ranks: list[dict[str, tuple[float, ...]]]) -> dict[str, tuple[float, ...]]:
-    """Of each value, the largest of all ranks."""
+    """Returns, for each value, the largest of all ranks."""
     return {which: tuple(map(max, zip(*(rank[which] for rank in of_ranks), strict=True))) for which in of_ranks[0]}

@@ -35,7 +35,7 @@ _EXPLORER = re.compile(r"show\.(?:(\w+)\.explorer|collectives\.(stepper))\(")
 
 
 def build(folder: Path) -> None:
-    """The whole site. What the folder has of an earlier one is removed."""
+    """Builds the whole site, and removes what an earlier one left in the folder."""
     from sphinx.cmd.build import main as sphinx
 
     if folder.exists() and any(folder.iterdir()) and not (folder / "api" / "manyranks.html").exists():
@@ -62,7 +62,7 @@ def build(folder: Path) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """What Sphinx reads. docs/pages are at the top: the index, and pages that only the site has."""
+    """Copies what Sphinx reads. docs/pages are at the top: the index, and pages that only the site has."""
     import reference
 
     for path in _files(ROOT, COPIED):

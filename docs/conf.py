@@ -71,7 +71,7 @@ def _formula(display: str):
 
 
 def _exact(app, page) -> None:
-    """A type leads to the class of exactly this name: Sphinx would take any whose name ends alike. Its last word is shown."""
+    """Links a type to the class of exactly this name, and shows its last word: Sphinx would take any with this ending."""
     for link in page.findall(pending_xref):
         for guess in ("refspecific", "py:module", "py:class"):
             link.attributes.pop(guess, None)

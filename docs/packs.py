@@ -4,7 +4,7 @@ python docs/packs.py [MOST] writes two files for each explorer to build/packs, w
 the states, and NAME.json, the controls as HTML. MOST: of states in a pack, 1,000 without it. Packs whose sources are as they
 were stay, if they have as many states.
 
-Which states: those where at most two controls differ from the explorer's first values, and one from a preset's. Where this
+A pack has the states where at most two controls differ from the explorer's first values, and one from a preset's. Where this
 leaves a control fewer than six values, it's one control everywhere. Values are thinned evenly until there are MOST states, or
 until the pack has 600 kB. Values of presets stay.
 

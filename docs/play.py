@@ -1,7 +1,7 @@
 """Draws docs/play.json, which record.py has recorded, as pictures that static/play.js steps through.
 
-A picture is an SVG whose parts say in which steps they are there: data-from up to, not including, data-to. Without JavaScript,
-one step of it stays.
+A picture is an SVG. Each part says from which step (data-from) it shows, and in which it no longer does (data-to). Without
+JavaScript one step stays.
 """
 
 import html
