@@ -186,7 +186,7 @@ def parameters(*shapes: ModelShape) -> style.Figure:
         axes.locator_params(axis="x", nbins=5)
         axes.tick_params(axis="y", length=0, grid_linewidth=0)
     held.set(title="Held", xlabel="parameters", ylim=(len(shapes) - 0.5, -0.5), yticks=rows, yticklabels=names)
-    used.set(title="Used", xlabel="FLOPs of a token, forward + backward,\ns = 4,096, causal")
+    used.set(title="Used", xlabel="FLOPs per token, forward + backward,\ns = 4,096, causal")
     held.xaxis.set_major_formatter(lambda number, _: f"{number / 1e9:,.0f} B" if number else "0")
     used.xaxis.set_major_formatter(EngFormatter("FLOP"))
     fig.legend(loc="outside upper left", ncols=2, handlelength=1.8)
