@@ -393,7 +393,7 @@ def test_the_explorer_that_is_copied_for_a_new_one_works_and_is_short():
         ("work 24 + bubble 9", "work 24 + bubble 17", "|9"),
         ("work 48 + bubble 7", "work 24 + bubble 17", "48|7"),
         ("15 + 3", "15 + 2", "|3"),
-        ("work 24 + bubble 9", "work 24 + bubble 0 + late 7", "work 24 + bubble 9"),
+        ("work 24 + bubble 9", "work 24 + bubble 0 + late start 7", "work 24 + bubble 9"),
         ("29.4 GB, 1 × data parallelism", "44.1 GB, 1.5 × data parallelism", "29.4|1"),
         ("1.36 ms, 99% of β", "2.7 ms, 99% of β", "1.36|"),
         ("10 (62% of all warps)", "2 (25% of all warps)", "10 (62% of all warps)"),

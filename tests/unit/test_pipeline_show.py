@@ -315,7 +315,7 @@ def test_two_schedules_limits_bear_their_names_where_they_differ_and_equal_makes
     plot = Two()
     said = plot.update(**DEFAULT | {"first": "zb-h1", "second": "zb-h2"})
     assert said.numbers["upper makespan"] == "work 24 + bubble 3"
-    assert said.numbers["lower makespan"] == "work 24 + bubble 0 + late 3"
+    assert said.numbers["lower makespan"] == "work 24 + bubble 0 + late start 3"
     assert said.limit.endswith("the makespans are equal, but ZB-H2's late start of 3 counts in the first step only")
     assert "equal" not in plot.update(**DEFAULT | {"first": "gpipe"}).limit
     limit = plot.update(**DEFAULT | {"second": "zb-h2"}).limit

@@ -294,7 +294,7 @@ class Schedules(namedtuple("Schedules", "first second model cluster dp tp pp m v
         both, numbers = [(name, self.run(name)) for name in (self.first, self.second)], {}
         where = f"{theory.WRITTEN[self.first]} above {theory.WRITTEN[self.second]}, PP {self.pp}, m = {self.m}"
         for place, (_, shown) in zip(("upper", "lower"), both, strict=True):
-            late = f" + late {shown.late:.4g}" if shown.late > 0 else ""
+            late = f" + late start {shown.late:.4g}" if shown.late > 0 else ""
             numbers[f"{place} makespan"] = f"work {shown.work:.4g} + bubble {shown.bubble:.4g}{late}"
             numbers[f"{place} holds"] = f"{max(shown.peaks):.3g} micro-batch{'es' if max(shown.peaks) != 1 else ''}"
         try:
