@@ -145,6 +145,8 @@ def product_kernel(a, b, out, M, N, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr
             inside = k < K + STEP
         a_tile = tl.load(a + i[:, None] * K + k, mask=(i[:, None] * K + k < M * K) & (i[:, None] < M) & inside, other=0.0)
         b_tile = tl.load(b + j[:, None] * K + k, mask=(j[:, None] * K + k < N * K) & (j[:, None] < N) & inside, other=0.0)
+        if HOW == "no other":
+            a_tile = tl.load(a + i[:, None] * K + k, mask=(i[:, None] < M) & inside)
         if HOW == "as K × N":
             b_tile = tl.load(b + k * N + j[:, None], mask=(j[:, None] < N) & (k < K), other=0.0)
         if HOW == "last step":
@@ -190,6 +192,9 @@ class FirstThatFits(Product):
 slip("product", "BeyondK", 0,
     "elements beyond K are those of the next row: the mask asks for k < K, and other=0.0 makes the rest count nothing", Product,
     how="beyond K")
+slip("product", "NoOther", 0,
+    "what a masked lane loads without other= is undefined, and NaN here: with other=0.0 it counts nothing", Product,
+    how="no other")
 slip("product", "AsKN", 0, "b is N × K: element (j, k) lies at j · K + k. Load a tile of rows of b, and turn it with tl.trans",
     Product, how="as K × N")
 slip("product", "LastStep", 0, "only the last step is left: add to the sums, tl.dot(a_tile, b_tile, sums)", Product,
@@ -263,6 +268,8 @@ def loss_kernel(
         if HOW != "edge":
             tile = tl.where(j[None, :] < V, tile, -float("inf"))
         higher = tl.maximum(most, tl.max(tile, axis=1))
+        if HOW == "first tile" and start > 0:
+            higher = most
         if HOW == "no maximum":
             higher = tl.zeros((TOKENS,), tl.float32)
         if HOW == "no rescaling" or HOW == "no maximum":
@@ -299,6 +306,8 @@ class OtherTiles(Loss):
 
 slip("loss", "NoRunningMaximum", 0, "logits of ±100 have no exponential in float32: subtract the largest logit seen so far",
     Loss, how="no maximum")
+slip("loss", "FirstTile", 0, "the first tile's maximum stays: let later tiles raise it, and rescale the sum", Loss,
+    how="first tile")
 slip("loss", "NoRescaling", 0,
     "the sum is of exponentials below the old maximum: multiply it by exp(old − new) where the maximum rises", Loss,
     how="no rescaling")
@@ -355,6 +364,8 @@ def attention_kernel(
             seen = (j[None, :] < tl.maximum(i[:, None], 1)) & (j[None, :] > i[:, None] - window)
         scores = tl.where(seen, scores, -float("inf"))
         higher = tl.maximum(most, tl.max(scores, axis=1))
+        if HOW == "first tile" and start > begin:
+            higher = most
         finite = higher if HOW == "nan" else tl.where(higher == -float("inf"), 0.0, higher)
         if HOW == "base 2":
             powers, shrink = tl.exp2((scores - finite[:, None]) * 1.44269504), tl.exp2((most - finite) * 1.44269504)
@@ -405,6 +416,8 @@ class FromItsFirstKey(WindowAttention):
 class LargerTilesInBaseTwo(WindowAttention):
     how, queries, keys = "base 2", 32, 16
 
+slip("attend", "FirstTileOfKeys", 0, "the first tile's maximum stays: let later tiles raise it, and rescale the sums",
+    WindowAttention, how="first tile")
 slip("attend", "AllKeysAtOnce", 4.2,
     "a tile holds all keys, and no chip holds those of a long sequence: keep the launcher's 16 queries and 16 keys",
     WindowAttention, queries=64, keys=64)

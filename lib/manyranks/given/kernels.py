@@ -158,10 +158,11 @@ class Heads(NamedTuple):
 
 
 def drawn_heads(case: Heads, seed: int) -> list[Tensor]:
-    """Draws q, k, v and the output's gradient. With few tokens, all scores are near 42²/√D: they have no exponential."""
+    """Draws q, k, v and the output's gradient. With few tokens, scores have no exponential; after a tile they're far larger."""
     drawn = [numbers.normal((case.heads, case.rows, case.head), seed, case, i) for i in range(4)]
     if case.rows < 100:
-        drawn[0][..., 0] = drawn[1][..., 0] = 42
+        drawn[0][..., 0], drawn[1][..., 0] = 42, 42
+        drawn[1][:, case.tile :, 0] += 60
     return drawn
 
 

@@ -91,10 +91,14 @@ def _bytes(case: Any, counted: Counted) -> dict[str, int]:
     return {"bytes that lanes load": counted.requested_bytes(kind="load"), "bytes that lanes store": _stored(counted)}
 
 
-def _in_tiles(row: str, case: Any, counted: Counted) -> dict[str, int]:
-    """Bytes, and what the largest tile has beyond 32 rows. row: the case's field with a row's elements."""
+def _in_tiles(row: str, name: str, case: Any, counted: Counted) -> dict:
+    """Bytes, what the largest tile has beyond 32 rows, and small numbers of the last result, called `name`.
+
+    row: the case's field with a row's elements
+    """
     beyond = max(launch.tile for launch in counted.launches) - 32 * max(16, 1 << (getattr(case, row) - 1).bit_length())
-    return _bytes(case, counted) | {"elements in a tile beyond 32 rows": max(0, beyond)}
+    small = {f"{name} within ±20": one.clamp(-20, 20) for one in counted.result[-1:]}  # large ones make the tolerance wide
+    return _bytes(case, counted) | small | {"elements in a tile beyond 32 rows": max(0, beyond)}
 
 
 def _sectors(case: Any, counted: Counted) -> dict[str, int]:
@@ -137,8 +141,9 @@ copy_rows = _kernel_task(
 
 
 def _columns(case: Matrix, rank: int, n: int, seed: int) -> tuple[Tensor]:
-    """Some columns are far above others."""
-    (x,) = _drawn(case, seed, (case.rows, case.columns))
+    """Some columns are far above others, and in every other one half of the rows, drawn, are far below the rest."""
+    x, low = _drawn(case, seed, *[(case.rows, case.columns)] * 2)
+    x[:, ::2] -= 1000 * (low[:, ::2] > 0)
     return (5 * x + 300 * torch.arange(case.columns).remainder(3) - 300,)
 
 
@@ -205,6 +210,7 @@ product = _kernel_task(
 def _of_loss(case: Tokens, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, float]:
     hidden, weight = _drawn(case, seed, (case.tokens, case.hidden), (case.words, case.hidden))
     hidden[0], weight[:, 0], hidden[0, 0] = 0, 1, -120 / case.strong  # the first token's logits: no exponential in float32
+    hidden[1:3, 1], weight[:, 1] = torch.tensor([200, -200]) / case.strong, torch.linspace(-1, 1, case.words)  # grow; fall
     return hidden * case.strong, weight, whole(case.words, (case.tokens,), seed, case), case.z
 
 
@@ -212,7 +218,7 @@ loss = _kernel_task(
     "loss(hidden_TH, weight_VH, targets_T, z)",
     5,
     ("the losses",),
-    partial(_in_tiles, "hidden"),
+    partial(_in_tiles, "hidden", "the losses"),
     (
         values(0.5, "returns each token's loss", f"losses|{_RESULTS}", alone=True),
         _moves(
@@ -236,6 +242,7 @@ loss = _kernel_task(
 def _heads(case: Window, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, int]:
     q, k, v = _drawn(case, seed, *[(case.heads, case.rows, case.head)] * 3)
     k[:, 0] -= 30 * q[:, 0]
+    k[:, -1] += 30 * q[:, -1]  # the last query's last score is far above its first ones
     return q * 4, k, v, case.window
 
 
@@ -244,7 +251,7 @@ attend = _kernel_task(
     "attend(q_ASD, k_ASD, v_ASD, window)",
     6,
     ("the output", "the log-sum-exp"),
-    partial(_in_tiles, "head"),
+    partial(_in_tiles, "head", "the log-sum-exp"),
     (
         values(0.35, "the output is right", f"output|{_RESULTS}", alone=True),
         values(0.2, "the log-sum-exp is right", "log-sum-exp", alone=True),
@@ -312,8 +319,11 @@ _ADDRESS = "it returns an address in bytes, a whole number"
 
 
 def _addresses(case: Tile, function: Callable, watch: Watch) -> dict:
-    rows, columns = range(given.ROWS), range(case.columns)
-    return {"at": [[whole_number(function(i, j, case.columns), "an address", _ADDRESS) for j in columns] for i in rows]}
+    at = [[0] * case.columns for _ in range(given.ROWS)]
+    for place in torch.randperm(given.ROWS * case.columns).tolist():  # an address may depend on i, j and columns only
+        i, j = divmod(place, case.columns)
+        at[i][j] = whole_number(function(i, j, case.columns), "an address", _ADDRESS)
+    return {"at": at}
 
 
 def _conflicts(case: Tile, own: Tile, results: dict) -> dict:

@@ -29,6 +29,7 @@ try:
         InterpreterBuilder,
         TensorHandle,
         _convert_float,
+        _get_np_dtype,
     )
     from triton.runtime.jit import JITFunction
 except ModuleNotFoundError:
@@ -76,6 +77,22 @@ def _mend(multiply):
 
 
 InterpreterBuilder.create_dot = _mend(InterpreterBuilder.create_dot)
+
+
+def _undefined(load):
+    """Without `other`, what a masked lane gets is undefined. The interpreter gives 0, which hides that; NaN shows it."""
+
+    def create_masked_load(self, pointers, mask, other, *rest):
+        dtype = pointers.get_element_ty()
+        kept, numbers = _get_np_dtype(dtype), {np.uint16: 0x7FC0}  # of bfloat16, kept as its bits
+        if other is None and dtype.is_floating() and dtype.primitive_bitwidth > 8:
+            other = TensorHandle(np.full(pointers.data.shape, numbers.get(kept, np.nan), kept), dtype)
+        return load(self, pointers, mask, other, *rest)
+
+    return create_masked_load
+
+
+InterpreterBuilder.create_masked_load = _undefined(InterpreterBuilder.create_masked_load)
 GridExecutor.__call__ = np.errstate(all="ignore")(GridExecutor.__call__)  # a GPU doesn't warn of NaN either
 
 

@@ -246,7 +246,9 @@ def _checked(tree: ast.Module, modules: dict[str, str]) -> set[str]:
     head = {one.id for one in ast.walk(kernel.args) if isinstance(one, ast.Name)}  # outside, where nothing is its own
     allowed = _NODES.split()
     other = [type(one).__name__ for one in nodes if type(one).__name__ not in allowed and not isinstance(one, _SIGNS)]
-    other += ["a list as a default" for one in ast.walk(kernel.args) if isinstance(one, ast.List)]  # programs would share it
+    plain = (ast.arguments, ast.arg, ast.Constant, ast.Name, ast.Attribute, ast.USub, ast.UnaryOp, ast.Load)
+    heads = [*ast.walk(kernel.args), *(ast.walk(kernel.returns) if kernel.returns else ())]  # run where nothing is counted
+    other += [f"{ast.unparse(one)} in its head" for one in heads if not isinstance(one, plain)]
     based = {id(one.value) for one in dots}
     alone = [one.id for one in names if one.id in modules and (id(one) not in based or one.id in own)]
     led = [one.id for one in names if one.id.startswith("__")]
