@@ -92,10 +92,7 @@ def _bytes(case: Any, counted: Counted) -> dict[str, int]:
 
 
 def _in_tiles(row: str, name: str, case: Any, counted: Counted) -> dict:
-    """Bytes, what the largest tile has beyond 32 rows, and small numbers of the last result, called `name`.
-
-    row: the case's field with a row's elements
-    """
+    """Bytes, the largest tile's elements beyond 32 rows of the case's field `row`, and small numbers of the last result."""
     beyond = max(launch.tile for launch in counted.launches) - 32 * max(16, 1 << (getattr(case, row) - 1).bit_length())
     small = {f"{name} within ±20": one.clamp(-20, 20) for one in counted.result[-1:]}  # large ones make the tolerance wide
     return _bytes(case, counted) | small | {"elements in a tile beyond 32 rows": max(0, beyond)}
