@@ -31,6 +31,27 @@ class Row(NamedTuple):
         return self.predicted / self.measured - 1
 
 
+class Run(NamedTuple):
+    """A Llama's step.
+
+    seconds: that the kernels of forward and backward ran
+    used: bytes, at most at once
+    held: bytes that the allocator held for them
+    """
+
+    name: str
+    shape: ModelShape
+    plan: Plan
+    seconds: float
+    used: float
+    held: float
+
+
+def runs(chip: str) -> list[Run]:
+    """Lists the steps on a chip of CHIPS."""
+    return [_run(row) for row in tables.rows(f"{chip.lower()}_steps")]
+
+
 def mean_error(rows: list[Row]) -> float:
     """Mean of the errors' absolute values."""
     return sum(abs(row.error) for row in rows) / len(rows)
@@ -45,19 +66,17 @@ def attentions(chip: str, kernel: str) -> list[Row]:
 def steps(chip: str) -> list[Row]:
     """Forward and backward of a step."""
     cluster, found = clusters[CHIPS[chip]], []
-    for row in tables.rows(f"{chip.lower()}_steps"):
-        shape, plan, name = _run(row)
-        found.append(Row("step", name, step.estimate(shape, plan, cluster).compute, 1e-3 * float(row["kernels_ms"])))
+    for run in runs(chip):
+        found.append(Row("step", run.name, step.estimate(run.shape, run.plan, cluster).compute, run.seconds))
     return found
 
 
 def peaks(chip: str) -> list[Row]:
     """Bytes that a step used at once, without what the allocator held on top of them."""
     found = []
-    for row in tables.rows(f"{chip.lower()}_steps"):
-        shape, plan, name = _run(row)
-        used = memory.peak(shape, plan).total / (1 + plan.framework.reserved)
-        found.append(Row("bytes", name, used, float(row["allocated"])))
+    for run in runs(chip):
+        used = memory.peak(run.shape, run.plan).total / (1 + run.plan.framework.reserved)
+        found.append(Row("bytes", run.name, used, run.used))
     return found
 
 
@@ -72,10 +91,11 @@ def _attention(row: dict[str, str], cluster: Cluster) -> Row:
     return Row(row["kernel"], f"{batch} × {heads} heads of {size}, {seq:,} tokens", predicted, measured)
 
 
-def _run(row: dict[str, str]) -> tuple[ModelShape, Plan, str]:
+def _run(row: dict[str, str]) -> Run:
     layers, hidden, ffn, heads, vocab, kv_heads = (int(row[name]) for name in _MODEL)
     shape = ModelShape("Llama", layers, hidden, ffn, heads, vocab, kv_heads)
     stack = "pytorch" if row["compiled"] == "True" else "pytorch-eager"
     batch = int(row["microbatch"])
     plan = Plan(seq=int(row["seq"]), batch=batch, microbatch=batch, recompute=row["recompute"], stack=stack)
-    return shape, plan, f"{layers} × {hidden:,}, {batch} × {plan.seq:,} tokens, {plan.recompute} recomputed, {stack}"
+    name = f"{layers} × {hidden:,}, {batch} × {plan.seq:,} tokens, {plan.recompute} recomputed, {stack}"
+    return Run(name, shape, plan, 1e-3 * float(row["kernels_ms"]), float(row["allocated"]), float(row["reserved"]))
