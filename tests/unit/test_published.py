@@ -16,7 +16,7 @@ ROWS = steps.rows()
 NAMES = [f"{row.table}: {row.name}" for row in ROWS]
 
 
-def of(table: str) -> list[steps.Row]:
+def of(table: str) -> list[steps.PublishedRun]:
     return [row for row in ROWS if row.table == table]
 
 
@@ -224,7 +224,9 @@ def test_the_printed_overheads_are_those_of_the_printed_times():
 
 def test_a_layer_s_prediction_is_given_nothing_that_was_measured():
     for row in LAYERS:
-        assert layers.Row(row.name, row.plan, layers.Times(1.0, 1.0, row.measured.overhead)).predict() == row.predict()
+        assert (
+            layers.Experiment(row.name, row.plan, layers.LayerTimes(1.0, 1.0, row.measured.overhead)).predict() == row.predict()
+        )
 
 
 # Constants ---------------------------------------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ def test_the_overhead_hardly_matters(overhead):
 
 def test_a_prediction_is_given_nothing_that_was_measured():
     for row in ROWS:
-        other = steps.Row(**{**vars(row), "measured": 12345.0})
+        other = steps.PublishedRun(**{**vars(row), "measured": 12345.0})
         assert other.predict() == row.predict()
 
 

@@ -42,11 +42,11 @@ def _conversion(check: conversions.Check) -> tuple[str, ...]:
     return check.table, check.what, computed, published, f"{check.error:+.2%}" + ("" if check.holds else "  TOO FAR")
 
 
-def _prediction(row: steps.Row) -> tuple[str, ...]:
+def _prediction(row: steps.PublishedRun) -> tuple[str, ...]:
     return row.table, row.name, f"{row.predict():.4g}", f"{row.measured:.4g}", row.unit, f"{row.error():+.1%}"
 
 
-def _of_one_gpu(row: one_gpu.Row, by: float) -> tuple[str, ...]:
+def _of_one_gpu(row: one_gpu.Measurement, by: float) -> tuple[str, ...]:
     return row.table, row.name, f"{by * row.predicted:.3g}", f"{by * row.measured:.3g}", f"{row.error:+.1%}"
 
 
@@ -55,7 +55,7 @@ def _peak(row: peaks.MeasuredPeak) -> tuple[str, ...]:
     return f"peak, {row.table}", row.name, f"{row.predict() / 1e9:.3g}", f"{row.measured / 1e9:.3g}", f"{row.error():+.1%}", bar
 
 
-def _layer(row: layers.Row) -> tuple[str, ...]:
+def _layer(row: layers.Experiment) -> tuple[str, ...]:
     found, printed = row.predict(), row.measured
     times = [f"{1e3 * seconds:.1f}" for pair in zip(found[:2], printed[:2], strict=True) for seconds in pair]
     overheads = [f"{share:+.1%}" if share is not None else "" for share in (found.overhead, printed.overhead)]

@@ -205,21 +205,21 @@ def _rates(cluster: Cluster) -> tuple[float, ...]:
 
 
 @functools.cache
-def _error(row: steps.Row | MeasuredPeak) -> float:
+def _error(row: steps.PublishedRun | MeasuredPeak) -> float:
     return row.error() if isinstance(row, MeasuredPeak) else row.time_error()
 
 
 @functools.cache
-def _runs() -> dict[tuple[str, bool], list[tuple[_Kind, steps.Row | MeasuredPeak]]]:
+def _runs() -> dict[tuple[str, bool], list[tuple[_Kind, steps.PublishedRun | MeasuredPeak]]]:
     """Sorts runs by generation of chips, which peaks don't have, and whether FSDP ran them."""
-    found: dict[tuple[str, bool], list[tuple[_Kind, steps.Row | MeasuredPeak]]] = {}
+    found: dict[tuple[str, bool], list[tuple[_Kind, steps.PublishedRun | MeasuredPeak]]] = {}
     each = [(_kind(row.shape, row.plan, row.cluster), row) for row in steps.rows()]
     for kind, row in (*each, *((_kind(row.shape, row.plan), row) for row in peaks.rows())):
         found.setdefault((kind.chip, kind.sharded), []).append((kind, row))
     return found
 
 
-def of_run(row: steps.Row) -> Checked:
+def of_run(row: steps.PublishedRun) -> Checked:
     """Returns the bar that a published run would have if the runs of its table weren't known."""
     return of_kind(_kind(row.shape, row.plan, row.cluster), row.table)
 
@@ -229,6 +229,6 @@ def of_measured(row: MeasuredPeak) -> Checked:
     return of_kind(_kind(row.shape, row.plan), row.name)
 
 
-def without_own_table() -> list[tuple[steps.Row, Checked]]:
+def without_own_table() -> list[tuple[steps.PublishedRun, Checked]]:
     """Each published run with its bar."""
     return [(row, of_run(row)) for row in steps.rows()]
