@@ -26,7 +26,7 @@ SHARES = [x / 100 for x in range(80, 101)]
 AWAY = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03)
 WANTED = 0.8  # share of held-out runs that a bar should hold
 
-Sources = dict[str, list[steps.Row]]
+Sources = dict[str, list[steps.PublishedRun]]
 
 
 class Held(NamedTuple):

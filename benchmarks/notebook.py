@@ -1,7 +1,7 @@
 """Times what a reader of a notebook waits for: World in a kernel, beside jupyter-distributed and ipyparallel's %%px.
 
 All are driven the way a front end does it, by messages to a kernel; the clock stops when the answer arrives. If none comes
-within PATIENCE, the row says so, and the kernel is started again.
+within TIMEOUT, the row says so, and the kernel is started again.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from jupyter_client.manager import KernelManager
 from benchmarks import peers
 from benchmarks.compare import Row
 
-RANKS, PATIENCE, STARTING = 8, 20.0, 180.0
+RANKS, TIMEOUT, STARTING = 8, 20.0, 180.0
 APART = os.path.join(sys.prefix, "peers")  # packages that would change every notebook, were they installed beside ours
 _JOIN = "import os, torch, torch.distributed as dist\n"
 _GROUP = """os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
@@ -99,13 +99,13 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=STARTING)
 
-    def seconds(self, code: str, until: str = "idle", patience: float = PATIENCE) -> float:
+    def seconds(self, code: str, until: str = "idle", timeout: float = TIMEOUT) -> float:
         """Until this arrives: the kernel is idle, or a message that has these letters. inf where it doesn't."""
         if until == "interrupt":
             return self._interrupted(code)
         started = time.perf_counter()
         sent, found = self.client.execute(code), float("inf")
-        while (left := started + patience - time.perf_counter()) > 0:
+        while (left := started + timeout - time.perf_counter()) > 0:
             with contextlib.suppress(Empty):
                 message = self.client.get_iopub_msg(timeout=left)
                 if (
@@ -125,7 +125,7 @@ class Kernel:
         time.sleep(1.0)
         self.manager.interrupt_kernel()
         asked = time.perf_counter()
-        while time.perf_counter() - asked < PATIENCE:
+        while time.perf_counter() - asked < TIMEOUT:
             with contextlib.suppress(Empty):
                 message = self.client.get_iopub_msg(timeout=1.0)
                 done = message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
@@ -168,10 +168,10 @@ def _started(way: Way) -> tuple[Kernel, float]:
     kernel = Kernel(way)
     if way.spec is None:  # an ordinary kernel: it's there before the reader asks for ranks
         for cell in way.before:
-            kernel.seconds(cell, patience=STARTING)
+            kernel.seconds(cell, timeout=STARTING)
         began = time.perf_counter()
     for cell in way.start:
-        kernel.seconds(cell, patience=STARTING)
+        kernel.seconds(cell, timeout=STARTING)
     return kernel, time.perf_counter() - began
 
 
@@ -189,7 +189,7 @@ def rows() -> Iterator[Row]:
 
 def _row(what: str, ours: float, theirs: float) -> Row:
     if theirs == float("inf"):
-        return Row(what, skipped=f"ours {ours:.3g} s; theirs: no answer within {PATIENCE:g} s")
+        return Row(what, skipped=f"ours {ours:.3g} s; theirs: no answer within {TIMEOUT:g} s")
     return Row(what, (ours,), (theirs,))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from manyranks.theory import ModelShape, clusters, from_hf_config, models, planner, written
 from manyranks.theory.names import Named
 from manyranks.theory.planner import Found
-from manyranks.theory.published import confidence
+from manyranks.theory.published import confidence, peak_confidence
 
 MOST = 8  # plans, each with other TP, PP and EP; the fastest that's checked comes on top
 # What the search gets beside the task. torchtitan has no ZeRO-1.
@@ -84,6 +84,7 @@ def _row(shape: ModelShape, one: Found) -> dict:
         "mfu": f"{one.time.mfu:.1%}",
         "bytes": one.peak.total,
         "memory": _size(one.peak.total),
+        "memory_error": "; ".join(filter(None, (str(peak_confidence(shape, one.plan)), one.tight))),
         "why": one.why.removesuffix(f"; {sure}"),
         "held": f"{parts}; a GPU has {room}",
         "python": repr(one.plan),

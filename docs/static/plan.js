@@ -67,9 +67,10 @@ function page() {
   function show({ task, plans: found }, choices) {
     if (choices.config) delete choices.model; else delete choices.config;
     history.replaceState(null, "", `#${new URLSearchParams(choices)}`);
-    const head = ["", "Plan", "Step", "Error bar", "MFU", "Memory per GPU", "Why it's slower than the first"];
-    const cells = (one) => [one.plan, data(one.seconds, one.step), one.error, one.mfu, data(one.bytes, one.memory), one.why];
-    const rows = found.map((one, k) => [`${k + 1}`, ...cells(one)]);
+    const head = ["", "Plan", "Step", "Error bar", "MFU", "Memory per GPU", "Memory's error bar", "Why it's slower than the first"];
+    const rows = found.map((one, k) => [
+      `${k + 1}`, one.plan, data(one.seconds, one.step), one.error, one.mfu, data(one.bytes, one.memory), one.memory_error, one.why,
+    ]);
     const named = (cell, k) => Object.assign(make("td", cell), { title: head[k] }); // a phone shows it before the cell
     const body = rows.map((row) => make("tr", ...row.map(named)));
     const headline = make("tr", ...head.map((word) => make("th", word)));

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-PATIENCE, EVERY = 2.0, 0.2  # seconds before a bar is shown, and between two changes of it
+DELAY, EVERY = 2.0, 0.2  # seconds before a bar is shown, and between two changes of it
 _shown = threading.Lock()  # one bar at a time: a part of something long has none
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Bar:
         """Adds to the steps that are done; 0: only time has passed."""
         self._done += steps
         now = time.monotonic()
-        if now - self._started < PATIENCE or now - self._last < EVERY:
+        if now - self._started < DELAY or now - self._last < EVERY:
             return
         self._last = now
         if self._handle is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from manyranks.theory import ModelShape, Plan, clusters, from_hf_config, models, planner, written
-from manyranks.theory.published import confidence
+from manyranks.theory.published import confidence, peak_confidence
 from tests.browser.pages import opened, seen
 from tests.conftest import ROOT
 
@@ -64,11 +64,12 @@ def compare(page, cells: list[list], shape: ModelShape, found: list) -> None:
     details = page.locator("#plans details")
     for k, (row, one) in enumerate(zip(cells, found, strict=True)):
         sure = str(confidence(one.time))
-        number, plan, (seconds, step), error, mfu, (held, memory), why = row
+        number, plan, (seconds, step), error, mfu, (held, memory), memory_error, why = row
         assert float(seconds) == pytest.approx(one.seconds, rel=1e-14)  # Python sums more exactly from 3.12 on
         assert int(held) == one.peak.total
         assert (step, memory) == (f"{one.seconds:.4g} s", f"{one.peak.total / 1e9:.3g} GB")
         assert (number, error, mfu) == (f"{k + 1}", sure, f"{one.time.mfu:.1%}")
+        assert memory_error == "; ".join(filter(None, (str(peak_confidence(shape, one.plan)), one.tight)))
         assert why == one.why.removesuffix(f"; {sure}")
         assert plan == f"{written.degrees(one.plan)}; {written.kept(one.plan)}"
         megatron, titan, python = details.nth(k).locator("pre").all_text_contents()

@@ -21,7 +21,7 @@ from manyranks.grade.autograde import outputs
 from manyranks.grade.submission import called, checks, is_check
 from manyranks.world.errors import NotStarted
 from manyranks.world.fences import confine, sandbox
-from manyranks.world.processes import patience
+from manyranks.world.processes import waiting
 from tests.conftest import ROOT, matrix
 from tests.fences import ACCIDENTS, ATTEMPTS, ATTEMPTS_ON_SOCKETS, BESIDE, COOKIE, FULL, OUTSIDE, PORTS, SOCKETS, TOOLS
 from tests.grading.course import answered
@@ -116,7 +116,7 @@ FATAL = {
     ),
 )
 def test_what_never_ends_or_ends_the_process_has_no_points_and_takes_no_longer_than_a_check(kind, where, monkeypatch):
-    monkeypatch.setattr(trial, "PATIENCE", 1.0)  # else a busy machine gives it more time
+    monkeypatch.setattr(trial, "SLACK", 1.0)  # else a busy machine gives it more time
     code = FATAL[kind]
     started = time.monotonic()
     inside = "def shard(tensor):\n" + "".join(f"    {line}\n" for line in code.splitlines())
@@ -267,7 +267,7 @@ def test_what_comes_back_is_only_data(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", matrix(ATTEMPTS_ON_SOCKETS, ["a flood of frames", list(ATTEMPTS_ON_SOCKETS)[-1]]))
 def test_a_connection_that_is_misused_costs_this_task_its_points_and_little_time(kind, monkeypatch):
-    monkeypatch.setattr(trial, "PATIENCE", 1.0)
+    monkeypatch.setattr(trial, "SLACK", 1.0)
     started = time.monotonic()
     assert judged(SOCKETS.replace("ATTEMPT", ATTEMPTS_ON_SOCKETS[kind])).report.points == 0
     assert time.monotonic() - started < 120  # 20 on a machine that does nothing else
@@ -417,7 +417,7 @@ def test_a_check_sees_the_cells_before_it_only(court):
 
 @pytest.mark.parametrize(("others", "points"), [(0.0, 0), (3.0, 2)])
 def test_cells_have_more_time_while_other_programs_have_the_processors(others, points, monkeypatch):
-    monkeypatch.setattr(patience.Clock, "seconds", lambda clock: time.monotonic() - clock._began - others)
+    monkeypatch.setattr(waiting.Clock, "seconds", lambda clock: time.monotonic() - clock._began - others)
     monkeypatch.setattr(trial, "CELLS", 2.0)
     found = judged("import time; time.sleep(2.5)\n" + RIGHT)
     assert (found.points, "took more than 2 s together" in found.report.lines[0].found) == (points, others == 0.0)
@@ -425,7 +425,7 @@ def test_cells_have_more_time_while_other_programs_have_the_processors(others, p
 
 def test_cells_that_never_end_are_waited_for_once_and_named(court, monkeypatch):
     monkeypatch.setattr(trial, "CELLS", 1.0)
-    monkeypatch.setattr(trial, "PATIENCE", 1.0)
+    monkeypatch.setattr(trial, "SLACK", 1.0)
     first, second = submission("import time\ntime.sleep(600)\n" + RIGHT), submission(RIGHT)
     second["cells"][-1].metadata.nbgrader.grade_id = "another"
     both = nbformat.from_dict(first | {"cells": [*first["cells"], *second["cells"]]})

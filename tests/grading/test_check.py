@@ -14,7 +14,7 @@ from manyranks.given import pipeline
 from manyranks.grade import answers, check, trial
 from manyranks.measure.watch import Watch
 from manyranks.report import Line, Report
-from manyranks.world.processes import patience
+from manyranks.world.processes import waiting
 from tests.grading import hostile, records
 from tests.grading.exercise import Exercise
 
@@ -65,7 +65,7 @@ CASES = [
 @pytest.fixture
 def quiet(monkeypatch):
     """As if the machine had nothing else to do."""
-    monkeypatch.setattr(trial, "PATIENCE", 1.0)
+    monkeypatch.setattr(trial, "SLACK", 1.0)
 
 
 def assert_ends_in_time(function, says: str, capfd) -> grade.Report:
@@ -104,7 +104,7 @@ def test_many_runs_that_are_almost_late_end_in_time_too(quiet):
 
 @pytest.mark.parametrize(("others", "passes"), [(0.0, False), (10.0, True)])
 def test_a_right_answer_that_is_late_passes_where_other_programs_had_the_processors(others, passes, monkeypatch):
-    monkeypatch.setattr(patience.Clock, "seconds", lambda clock: max(0.0, time.monotonic() - clock._began - others))
+    monkeypatch.setattr(waiting.Clock, "seconds", lambda clock: max(0.0, time.monotonic() - clock._began - others))
     monkeypatch.setattr(trial, "_RUN_SECONDS", 1.0)
     right = Exercise("01_collectives").definitions("solutions")["ring_all_reduce"]
 
@@ -117,7 +117,7 @@ def test_a_right_answer_that_is_late_passes_where_other_programs_had_the_process
 
 
 def test_what_waits_for_ever_is_found_on_any_machine(monkeypatch):
-    monkeypatch.setattr(patience.Clock, "over", lambda clock, seconds: False)
+    monkeypatch.setattr(waiting.Clock, "over", lambda clock, seconds: False)
     assert "waits in recv" in repr(grade.collectives.ring_all_reduce(hostile.receives_for_ever))
 
 

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 # A bar that is shown at once stands for a start that takes long. The number of the cell is another one than what is stored.
 SLOW = """from manyranks import progress_bar, settings
 
-progress_bar.PATIENCE = progress_bar.EVERY = 0
+progress_bar.DELAY = progress_bar.EVERY = 0
 with progress_bar.bar("importing torch for the ranks") as bar:
     bar.step()
 print(settings.read("scenario"), "cell 1, line 7")"""

@@ -133,6 +133,12 @@ def assert_as_one_process(found: dict, members: list[str]) -> None:
         assert all(torch.allclose(mine, one, rtol=1e-11, atol=1e-13) for mine, one in zip(state, whole, strict=True))
 
 
+def test_a_lighthouse_is_reached_by_the_name_that_it_was_started_with():
+    store = quorum.lighthouse("localhost")
+    store.set("state", "there")
+    assert quorum.client(store.port, "localhost").get("state") == b"there"
+
+
 def test_replicas_that_stay_are_one_process(replicas):
     for name in "abc":
         replicas.start(name)

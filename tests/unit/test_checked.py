@@ -1,12 +1,13 @@
 """Words about a prediction: the errors that the closest published runs lie between, or what none of them has."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import Plan, clusters, models, planner, step
+from manyranks.theory import Plan, clusters, memory, models, planner, step
 from manyranks.theory.kernels import Constants
-from manyranks.theory.published import confidence, error_bars, steps
+from manyranks.theory.published import confidence, error_bars, peak_confidence, steps
 
 FSDP = {"dp": 128, "zero": 3, "seq": 8192, "microbatch": 2, "precision": "bf16-fp32-gradients"}
 
@@ -19,7 +20,7 @@ def test_the_closest_runs_are_the_error_bar():
     found = said("llama3-8b", "grand-teton", stack="torchtitan", **FSDP)
     assert found.runs == error_bars.CLOSEST
     assert 0.05 < found.error < 0.15
-    short, long = found.times(10.0)
+    short, long = found.ends(10.0)
     assert (10 / short - 1, 10 / long - 1) == pytest.approx((found.most, found.least))
     assert str(found) == f"{short / 10 - 1:+.0%} to {long / 10 - 1:+.0%} (9 runs)".replace("-", "−")
 
@@ -90,3 +91,36 @@ def test_other_constants_chips_and_links_are_not_checked():
 
 def test_a_bar_that_does_not_hold_the_prediction_says_so():
     assert str(error_bars.Checked(9, "", -0.2, -0.1)) == "+11% to +25% (9 runs)"
+
+
+def test_a_peak_s_bar_comes_from_the_closest_peaks_on_whatever_chip():
+    shape, plan = models["llama3-8b"], Plan(**FSDP, stack="torchtitan")
+    found = peak_confidence(shape, plan)
+    assert found.runs == error_bars.CLOSEST
+    assert found.least <= 0 <= found.most
+    assert found.error >= error_bars.LEAST
+    assert peak_confidence(shape, replace(plan, overlap=False)) == found  # it holds no bytes
+    least, most = found.ends(100.0)
+    assert str(found) == f"{least / 100 - 1:+.0%} to {most / 100 - 1:+.0%} (9 runs)".replace("-", "−")
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"dp": 64}, "no published peak of Megatron"),
+        (ON_TITAN | {"offload": "all"}, "no published peak of FSDP with offloading"),
+        (ON_TITAN | {"zero": 2}, "no published peak of FSDP with ZeRO-2"),
+        (ON_TITAN | {"dp": 2**16, "tp": 8, "microbatch": 256}, "2 published peaks of FSDP like this; 3 would say something"),
+    ],
+)
+def test_a_peak_that_nobody_has_checked_says_so(plan, words):
+    assert str(peak_confidence(models["llama3-8b"], Plan(**plan))) == f"not checked: {words}"
+
+
+def test_a_plan_fits_barely_where_the_memory_is_within_the_error_bar_of_its_peak():
+    shape, plan = models["llama3-8b"], Plan(**FSDP, stack="torchtitan")
+    held = memory.peak(shape, plan).total
+    _, most = peak_confidence(shape, plan).ends(held)
+    said = [error_bars.barely_fits(shape, plan, room) for room in (held - 1, held, most * 0.999, most * 1.001)]
+    assert said == ["", *["fits by less than the error bar"] * 2, ""]
+    assert error_bars.barely_fits(shape, Plan(dp=128), memory.peak(shape, Plan(dp=128)).total) == ""  # nobody has checked

@@ -14,7 +14,7 @@ from manyranks.theory import Plan, clusters, memory, models, step
 from manyranks.theory.nd.rules import Comparison
 from manyranks.theory.nd.tokens import Balance, Check
 from manyranks.theory.planner import Found
-from manyranks.theory.published.error_bars import confidence
+from manyranks.theory.published.error_bars import confidence, peak_confidence
 from manyranks.theory.published.layouts import Neighbor
 from tests.drawn import named, texts, widths, words
 from tests.unit.figures_drawn import assert_inside
@@ -244,10 +244,22 @@ def test_a_plan_that_nobody_has_checked_has_a_frame_and_each_says_its_error_bar(
     assert sorted(checked) == [False, True]  # one of each
     framed = [round(path.vertices[:, 1].mean()) for path in named(axes, "not checked").get_paths()]
     assert framed == [checked.index(False)]
-    said = [line for line in words(axes, "texts") if line == "not checked" or re.fullmatch(r"[−±+].*%", line)]
-    short, long = (share - 1 for share in confidence((row, other)[checked.index(True)].time).times(1.0))
+    each = [line for line in words(axes, "texts") if line == "not checked" or re.fullmatch(r"[−±+].*%", line)]
+    said, peaks = each[::2], each[1::2]
+    short, long = (share - 1 for share in confidence((row, other)[checked.index(True)].time).ends(1.0))
     assert said[checked.index(False)] == "not checked"
     assert said[checked.index(True)] == f"{short:+.0%} to {long:+.0%}".replace("-", "−")
+    assert peaks == ["not checked"] * 2
+
+
+def test_a_peak_has_its_error_bar_and_a_question_mark_where_the_gpu_s_memory_lies_in_it():
+    fsdp = {"zero": 3, "seq": 8192, "stack": "torchtitan-2025"}
+    close, clear = (found("llama3-70b", dp=16, tp=4, batch=512, recompute=way, **fsdp) for way in ("none", "full"))
+    (axes,) = nd.plans([close, clear]).axes
+    bars = [str(peak_confidence(one.time.shape, one.plan)).split(" (")[0] for one in (close, clear)]
+    said = [text for text in words(axes, "texts") if "GB" in text or text in bars]
+    assert said == [f"{close.peak.total / 1e9:.1f} GB of 80 GB?", bars[0], f"{clear.peak.total / 1e9:.1f} GB", bars[1]]
+    assert (close.tight, clear.tight) == ("fits by less than the error bar", "")
 
 
 def test_no_more_than_six_plans_are_drawn():

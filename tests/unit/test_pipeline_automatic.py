@@ -78,7 +78,7 @@ def test_tuning_makes_it_better(monkeypatch):
 def test_the_list_scheduler_s_clock_is_that_of_replay(communication):
     p, m, placement = 3, 7, schedules.v_shape(3)
     times = Times(1.0, 1.5, 0.75, latency=communication)
-    waits, makespan, ranks = greedy(m, times, placement, cap=6, patience=(0.5,) * p)
+    waits, makespan, ranks = greedy(m, times, placement, cap=6, tolerance=(0.5,) * p)
     schedule = Schedule("greedy", m, placement, ranks)
     verify(schedule, memory=6)
     timeline = replay(program(schedule), times)

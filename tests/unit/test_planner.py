@@ -9,7 +9,7 @@ import pytest
 
 from manyranks.theory import ModelShape, Plan, bounds, clusters, compute, memory, pace, pipeline, planner, step
 from manyranks.theory.kernels import DEFAULT
-from manyranks.theory.published import confidence
+from manyranks.theory.published import confidence, peak_confidence
 from manyranks.theory.shapes import models
 from manyranks.theory.stacks import STACKS
 
@@ -340,6 +340,17 @@ def test_a_plan_says_when_it_is_closer_to_the_best_than_the_error_bars():
     close = [seconds <= (1 + bar) * best.seconds for seconds, bar, _ in bars]
     assert close == ["closer than the error bar of ±" in why for *_, why in bars]
     assert 0 < sum(close) < len(close)
+
+
+def test_a_plan_that_fits_by_less_than_the_error_bar_says_so():
+    found = planner.search(models["llama3-70b"], H100, gpus=64, batch=512, stack="torchtitan-2025", zero=3, pp=1, cp=1)
+    room = H100.accelerator.memory
+    ends = [peak_confidence(models["llama3-70b"], one.plan).ends(one.peak.total) for one in found]
+    close = [one.peak.total <= room < most for one, (_, most) in zip(found, ends, strict=True)]
+    assert close == ["tight='fits by less than the error bar'" in repr(one) for one in found]
+    assert 0 < sum(close) < len(close)
+    bar = peak_confidence(models["llama3-70b"], found[0].plan)
+    assert f"Peak(total={found[0].peak.total}, checked='{bar}', states={found[0].peak.states}" in repr(found[0])
 
 
 def test_a_plan_like_which_no_run_was_published_is_not_said_to_be_slower_than_an_error_bar():

@@ -35,7 +35,7 @@ def notebook(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: shell)
     monkeypatch.setattr("IPython.display.display", display)
-    monkeypatch.setattr(progress_bar, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress_bar, "DELAY", 0.0)
     monkeypatch.setattr(progress_bar, "EVERY", 0.0)
     monkeypatch.setenv("MANYRANKS_SETTINGS", "")
     return shown
@@ -73,7 +73,7 @@ def test_an_interrupt_takes_it_away_too(notebook):
 
 
 def test_what_is_soon_done_shows_nothing(notebook, monkeypatch):
-    monkeypatch.setattr(progress_bar, "PATIENCE", 5.0)
+    monkeypatch.setattr(progress_bar, "DELAY", 5.0)
     assert list(progress_bar.each(range(3), "counting")) == [0, 1, 2]
     assert notebook == []
 

@@ -8,7 +8,7 @@ import pytest
 from manyranks.theory import ModelShape, Plan, clusters, flops, kernels, layer, memory, step
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import __main__ as printed
-from manyranks.theory.published import conversions, error_bars, fit, layers, one_gpu, rows, steps
+from manyranks.theory.published import conversions, error_bars, fit, layers, one_gpu, peaks, rows, steps
 from manyranks.theory.published.steps import DEEPSEEK, FOUNDRY, KORTHIKANTI, LLAMA3, SC21, TORCHTITAN
 from tests.conftest import ROOT
 
@@ -16,7 +16,7 @@ ROWS = steps.rows()
 NAMES = [f"{row.table}: {row.name}" for row in ROWS]
 
 
-def of(table: str) -> list[steps.Row]:
+def of(table: str) -> list[steps.PublishedRun]:
     return [row for row in ROWS if row.table == table]
 
 
@@ -154,8 +154,7 @@ def test_tables_that_nothing_was_fitted_on_are_foretold():
 
 
 def test_the_allocator_s_peaks_of_fsdp_are_foretold():
-    runs = [row for row in of(TORCHTITAN) if row.memory]
-    errors = {row.name: memory.peak(row.shape, row.plan).total / row.memory - 1 for row in runs}
+    errors = {row.name: row.error() for row in peaks.rows() if row.table == TORCHTITAN}
     alone = [error for name, error in errors.items() if name.startswith("8B")]
     assert (len(errors), len(alone)) == (20, 12)
     assert all(-0.14 < error < 0.1 for error in errors.values())
@@ -163,6 +162,23 @@ def test_the_allocator_s_peaks_of_fsdp_are_foretold():
     compiled = [error for name, error in errors.items() if name.endswith("H200")]  # the loss, too
     assert len(compiled) == 2
     assert all(abs(error) <= 0.08 for error in compiled)
+
+
+def test_the_readme_s_figures_of_peaks_are_those_of_the_table():
+    text, found = (ROOT / "README.md").read_text(encoding="utf-8"), peaks.rows()
+    bars = [(row.error(), error_bars.of_measured(row)) for row in found]
+    held = sum(bar.least <= error <= bar.most for error, bar in bars)
+    percents = r"held at most are ([\d.]+) % off for (\d+) runs of torchtitan, and ([\d.]+) % for our (\d+)"
+    said = re.search(percents, text).groups()
+    apart = [[abs(row.error()) for row in found if (row.table == TORCHTITAN) is titan] for titan in (True, False)]
+    assert said == tuple(text for errors in apart for text in (f"{100 * sum(errors) / len(errors):.1f}", f"{len(errors)}"))
+    assert f"they hold {held} of these {len(found)}" in text
+    assert held / len(found) > error_bars.INSIDE
+    assert not any(bar.missing for _, bar in bars)
+
+
+def test_an_h200_used_as_many_bytes_as_an_h100():
+    assert [run.used for run in one_gpu.runs("H200")] == [run.used for run in one_gpu.runs("H100")]
 
 
 @pytest.mark.parametrize("size", ["22B", "175B", "530B", "1T"])
@@ -208,7 +224,9 @@ def test_the_printed_overheads_are_those_of_the_printed_times():
 
 def test_a_layer_s_prediction_is_given_nothing_that_was_measured():
     for row in LAYERS:
-        assert layers.Row(row.name, row.plan, layers.Times(1.0, 1.0, row.measured.overhead)).predict() == row.predict()
+        assert (
+            layers.Experiment(row.name, row.plan, layers.LayerTimes(1.0, 1.0, row.measured.overhead)).predict() == row.predict()
+        )
 
 
 # Constants ---------------------------------------------------------------------------------------------------------------
@@ -241,7 +259,7 @@ def test_the_overhead_hardly_matters(overhead):
 
 def test_a_prediction_is_given_nothing_that_was_measured():
     for row in ROWS:
-        other = steps.Row(**{**vars(row), "measured": 12345.0})
+        other = steps.PublishedRun(**{**vars(row), "measured": 12345.0})
         assert other.predict() == row.predict()
 
 
@@ -264,6 +282,8 @@ def test_everything_is_printed(capsys, monkeypatch):
         assert re.split("  +", line)[2:4] == times
     for start in (*steps.TABLES, "matmul", "bandwidth", "overhead", "Mean absolute error"):
         assert any(line.startswith(start) for line in lines), start
+    for peak in peaks.rows():
+        assert [line for line in lines if line.startswith(f"peak, {peak.table}  ") and f"  {peak.name}  " in line]
     last = lines[-len(fit.TABLES) :]
     assert [line[: len(table)] for line, table in zip(last, fit.TABLES, strict=True)] == list(fit.TABLES)
     assert all(line.count("%") == 2 for line in last)

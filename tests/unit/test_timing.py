@@ -26,8 +26,8 @@ def log(monkeypatch):
 def test_each_look_at_the_clock_is_after_the_device_has_done_all(log, device, waits):
     found = timing.seconds(lambda *args, **kwargs: log.append((args, kwargs)), 3, warmup=1, repeats=2, device=device, power=4)
     assert log == 3 * [*waits, "clock", ((3,), {"power": 4}), *waits, "clock"]
-    assert found == timing.Times(all=(1.0, 1.0), warmup=(1.0,))
-    assert timing.Times((3.0, 1.0, 2.0, 7.0), (100.0,)).median == 2.5
+    assert found == timing.Timings(all=(1.0, 1.0), warmup=(1.0,))
+    assert timing.Timings((3.0, 1.0, 2.0, 7.0), (100.0,)).median == 2.5
 
 
 # The machine
@@ -45,7 +45,7 @@ def taken(monkeypatch):
             function(*args, **kwargs)
         found.append((calls, str(device)))
         took = sum(a[0] * a[1] * b[1] for a, b, *_ in calls) * 1e-9
-        return timing.Times((took or 0.5,) * repeats)
+        return timing.Timings((took or 0.5,) * repeats)
 
     monkeypatch.setattr(machine.timing, "seconds", seconds)
     return found

@@ -8,7 +8,7 @@ from manyranks.theory import ModelShape, Plan, calls, clusters, collectives, dat
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.shapes import models
-from manyranks.theory.states import Row
+from manyranks.theory.states import SentRow
 from tests.unit import exposed
 
 H100, H800 = clusters["h100-dgx"], clusters["h800"]
@@ -33,7 +33,7 @@ PHI = 1e9
     ],
 )
 def test_zero_2_and_3_send_for_each_micro_batch(fields, times):
-    assert data_parallel.times(Plan(dp=4, batch=4 * 6, **fields)) == times
+    assert data_parallel.calls_per_step(Plan(dp=4, batch=4 * 6, **fields)) == times
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
@@ -41,7 +41,7 @@ def test_a_row_is_all_reduced_or_scattered_and_gathered_and_hsdp_reduces_a_shard
     plan = Plan(dp=32, dp_shard=8 if zero else None, zero=zero, precision="bf16-fp32-gradients")
     said = [
         (one.group, one.op, one.bytes, one.when)
-        for one in calls.data_parallel(Row(6400, states.groups(plan)[0], plan.recipe, zero > 0))
+        for one in calls.data_parallel(SentRow(6400, states.groups(plan)[0], plan.recipe, zero > 0))
     ]
     gradients = ("shards", "reduce_scatter", 4 * 6400, "backward"), ("replicas", "all_reduce", 4 * 800, "backward")
     sharded = [*gradients, ("shards", "all_gather", 2 * 6400, "forward")]

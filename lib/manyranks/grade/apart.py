@@ -40,7 +40,7 @@ from manyranks.world.errors import NotStarted, RankHung, WorldError
 from manyranks.world.fences import confine, sandbox
 from manyranks.world.fences.confine import Confined
 from manyranks.world.processes import handle, local
-from manyranks.world.processes.patience import computed
+from manyranks.world.processes.waiting import computed
 from manyranks.world.rank import messages
 from manyranks.world.rank.plain import NotPlain, pack, unpack
 from manyranks.world.rank.process import die_with_the_parent
@@ -482,7 +482,7 @@ def _asked(check: Check, terms: Terms) -> tuple[Known, bool]:
     """Asks a rank about the learner's object, once the cells have run; notes whether they took too long."""
     try:
         with World(1, backend="gloo", timeout=trial.CELLS, confined=terms.fences) as world:
-            world.patience = trial.PATIENCE
+            world.slack = trial.SLACK
             try:
                 told = msgspec.convert(world.run(known, check.source, check.name)[0], Known)
             finally:

@@ -39,7 +39,7 @@ from manyranks.world.world import Each, World
 CELLS = 12.0  # seconds that a notebook's cells may take on ranks that are new, before the clock of a case starts
 FREE = 2.0  # seconds of each run of the cells that a submission is not charged: new ranks import again what cells import
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s
-PATIENCE = 6.0  # times as long a run may last while other programs have the processors: its seconds are those that it had
+SLACK = 6.0  # times as long a run may last while other programs have the processors: its seconds are those that it had
 _LEAST_SECONDS = 2.0  # what a case gets when those before it have used the time up: a right one takes a part of a second
 _OVER = "the submission has used up its time", "look at cells and answers that take long"
 _OVERHEAD, _UNNOTED = 2, 1 << 20  # of what is sent on top of what is noted: headers; connections and new groups
@@ -205,7 +205,7 @@ def trials(
     left = _ALL_SECONDS
     for n in progress_bar.each(tuple(worlds), "checking on ranks"):
         with _room(terms) as room, World(n, backend="gloo", timeout=_RUN_SECONDS, confined=terms.fences) as world:
-            world.patience = PATIENCE
+            world.slack = SLACK
             for i, case in enumerate(cases(n)):
                 if terms.left <= 0:
                     return [*done, Trial(n, case, f"{n}/{i}", trouble=Trouble(*_OVER))]
@@ -228,7 +228,7 @@ def trials(
 def ran_again(found: list[Trial], again: Then, make: Callable[[Any], Any], terms: Terms) -> list[Trial]:
     """Trials with what comes of their results on a rank that has run nothing of the learner's. make: what it gets in a case."""
     with World(1, backend="gloo", timeout=terms.seconds(_RUN_SECONDS), confined=terms.fences) as world:
-        world.patience = PATIENCE
+        world.slack = SLACK
         done: list[Trial] = []
         for one in found:
             if terms.left <= 0 or any(other.trouble and other.trouble.hung for other in done):

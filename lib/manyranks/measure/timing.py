@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 
-class Times(NamedTuple):
+class Timings(NamedTuple):
     """Holds the seconds of each repetition, in order, and of the warm-up calls before them, which don't count."""
 
     all: tuple[float, ...]
@@ -21,7 +21,7 @@ class Times(NamedTuple):
 
 def seconds(
     function: Callable, *args, repeats: int = 10, warmup: int = 2, device: torch.device | str = "cpu", **kwargs
-) -> Times:
+) -> Timings:
     """Times each of many calls, to the end of what it asked the device to do.
 
     repeats: calls that count, 1 or more
@@ -42,7 +42,7 @@ def seconds(
         function(*args, **kwargs)
         synchronize(device)
         found.append(time.perf_counter() - started)
-    return Times(tuple(found[warmup:]), tuple(found[:warmup]))
+    return Timings(tuple(found[warmup:]), tuple(found[:warmup]))
 
 
 def synchronize(device: torch.device | str = "cpu") -> None:

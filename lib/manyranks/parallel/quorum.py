@@ -31,7 +31,10 @@ _NO_STATE, _POLL = -1, 0.005
 
 
 def lighthouse(host: str = "127.0.0.1") -> dist.TCPStore:
-    """Starts the store on which replicas meet, on a free port, which is its `.port`."""
+    """Starts the store on which replicas meet, on a free port, which is its `.port`.
+
+    host: the name or address by which replicas reach this machine; by default all are on it
+    """
     with socket.create_server((host, 0)) as opened:
         port, listens = opened.getsockname()[1], opened.detach()
     alone = {"is_master": True, "wait_for_workers": False}
@@ -39,7 +42,11 @@ def lighthouse(host: str = "127.0.0.1") -> dist.TCPStore:
 
 
 def client(port: int, host: str = "127.0.0.1") -> dist.TCPStore:
-    """Connects to a lighthouse."""
+    """Connects to a lighthouse.
+
+    port: the lighthouse's
+    host: what it was started with
+    """
     return dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 from manyranks.measure.compared import Small
 from manyranks.show import scenario, units
-from manyranks.show.scenario import Cost
+from manyranks.show.scenario import Cost, Scenario
 from manyranks.show.setting import Said
-from manyranks.theory.published import confidence
+from manyranks.theory.published import confidence, peak_confidence
 
 # JupyterLab and Notebook 7 take arrows, letters and Enter for themselves, unless the element that has the focus has this
 # attribute. Keys with Ctrl, Cmd or Shift, such as those that save or run, stay theirs. The rest is for screen readers: a
@@ -103,9 +103,14 @@ def tiles(said: Said, before: Said | None = None) -> str:
     cost = said.scenario.cost
     past = before.scenario.cost if before is not None and before.scenario else None
     strip = _row([_compared(name, cost, past) for name in scenario.STRIP])
-    return (
-        _row(own) + strip + small_print(f"The step time is a prediction, {confidence(said.scenario.time)}. {said.note}".strip())
-    )
+    return _row(own) + strip + small_print(f"{_sure(said.scenario)} {said.note}".strip())
+
+
+def _sure(now: Scenario) -> str:
+    """Says how sure the strip's time and memory are."""
+    tight = f": the plan {now.tight}" if now.tight else ""
+    held = f"{peak_confidence(now.shape, now.plan)}{tight}"
+    return f"The step time is a prediction, {confidence(now.time)}. So is the memory, {held}."
 
 
 def parts(old: str, new: str) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from manyranks.show import units
 from manyranks.theory import ModelShape, Plan, clusters, memory, models, step
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.names import Named
+from manyranks.theory.published.error_bars import barely_fits
 
 # The sizes of the GPT that this course trains: training.GPTConfig.
 SMALL = ModelShape("small GPT", layers=4, hidden=128, ffn=352, heads=4, vocab=256, tied=True)
@@ -102,6 +103,11 @@ class Scenario:
     @property
     def fits(self) -> bool:
         return self.peak.total <= self.cluster.accelerator.memory
+
+    @property
+    def tight(self) -> str:
+        """Says so where it fits by less than the error bar of the peak; else empty."""
+        return barely_fits(self.shape, self.plan, self.cluster.accelerator.memory)
 
     @property
     def cost(self) -> Cost:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.blocks import LSE
-from manyranks.theory.plan import LayerPlan, Plan
+from manyranks.theory.plan import LayerPlan, OneRank
 from manyranks.theory.stages import Dealt, Stage
 
 
@@ -118,7 +118,7 @@ def of_layer(shape: ModelShape, plan: LayerPlan, moe: bool) -> int:
     return round(sum(parts(shape, plan, moe)))
 
 
-def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
+def parts(shape: ModelShape, plan: OneRank, moe: bool) -> Kept:
     """Counts as of_layer does, apart."""
     if plan.recompute == "selective" and plan.framework.every_other:
         return Kept(*(tokens(plan) * part for part in _every_other(shape, plan)))
@@ -126,7 +126,7 @@ def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
     return Kept(*(tokens(plan) * sum(part) for part in both))
 
 
-def _every_other(shape: ModelShape, plan: Plan) -> Kept:
+def _every_other(shape: ModelShape, plan: OneRank) -> Kept:
     """Counts, per token, the layer's input, attention's result, and every other product's: queries, values, gate, down."""
     item = itemsize(plan)
     split = plan.tp if plan.sequence_parallel else 1
@@ -134,15 +134,15 @@ def _every_other(shape: ModelShape, plan: Plan) -> Kept:
     return Kept(2 * item * shape.hidden / split, inside / plan.tp)
 
 
-def tokens(plan: Plan) -> float:
+def tokens(plan: OneRank) -> float:
     return plan.microbatch * plan.seq / plan.cp
 
 
-def itemsize(plan: Plan) -> int:
+def itemsize(plan: OneRank) -> int:
     return 4 if plan.recipe.rate == "fp32" else 2
 
 
-def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
+def _attention_bytes(shape: ModelShape, plan: OneRank) -> Kept:
     """Counts the bytes of one token: with the paper's letters, 11sbh + 5as²b and a norm's 2sbh, divided by what is split."""
     item, t, h = itemsize(plan), plan.tp, shape.hidden
     split = t if plan.sequence_parallel else 1
@@ -163,7 +163,7 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
     return Kept((outside + _norm_output(shape, plan)) / split, inside / t)
 
 
-def _norm_output(shape: ModelShape, plan: Plan) -> float:
+def _norm_output(shape: ModelShape, plan: OneRank) -> float:
     """Counts the bytes of one token in the input of column-parallel layers, before `split` divides it."""
     whole = plan.recipe.matmul * shape.hidden
     if plan.tp > 1 and plan.sequence_parallel and not plan.regather:
@@ -171,7 +171,7 @@ def _norm_output(shape: ModelShape, plan: Plan) -> float:
     return 0 if plan.recompute == "selective" and shape.norm == "rmsnorm" else whole
 
 
-def _norm_keeps(shape: ModelShape, plan: Plan) -> float:
+def _norm_keeps(shape: ModelShape, plan: OneRank) -> float:
     return plan.framework.keeps.norm if shape.norm == "rmsnorm" and plan.recompute == "none" else 0
 
 
@@ -180,7 +180,7 @@ def _kv_size(shape: ModelShape, t: int) -> int:
     return shape.head_size * max(shape.kv_heads, t)
 
 
-def _latent(shape: ModelShape, plan: Plan, again: bool) -> float:
+def _latent(shape: ModelShape, plan: OneRank, again: bool) -> float:
     item, c = itemsize(plan), shape.latent
     compressed = item * plan.tp * (c.q_rank + c.kv_rank + c.rope_size)
     if again:
@@ -188,7 +188,7 @@ def _latent(shape: ModelShape, plan: Plan, again: bool) -> float:
     return compressed + item * shape.heads * (2 * (c.nope_size + c.rope_size) + c.value_size)
 
 
-def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
+def _mlp_bytes(shape: ModelShape, plan: OneRank, moe: bool) -> Kept:
     """Counts the bytes of one token: the paper's 19sbh and a norm's 2sbh, divided by what is split."""
     item, t, h, saved = itemsize(plan), plan.tp, shape.hidden, plan.recipe.matmul
     split = t if plan.sequence_parallel else 1
@@ -206,7 +206,7 @@ def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
     return Kept(outside / split, (routed + shape.shared_experts * _wide(shape, plan, shape.shared_ffn, again)) / t)
 
 
-def _wide(shape: ModelShape, plan: Plan, ffn: int, again: bool) -> float:
+def _wide(shape: ModelShape, plan: OneRank, ffn: int, again: bool) -> float:
     """Counts what is as wide as the feed-forward part: its function's input, and the output, unless that is computed again."""
     function = (2 * plan.recipe.matmul if shape.gated else itemsize(plan)) * ffn
     if again and shape.gated:

@@ -11,7 +11,7 @@ from manyranks.theory import collectives
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.layer import sent_bytes
 from manyranks.theory.plan import LayerPlan
-from manyranks.theory.states import Row
+from manyranks.theory.states import SentRow
 
 HALF, SUMS = 2, 4  # bytes: of an activation that travels, and of a gradient that ranks sum up
 # When a call is made. In backward some overlap with computing a weight's gradient, and some gather again what forward has
@@ -222,7 +222,7 @@ def between_stages(shape: ModelShape, plan: LayerPlan) -> list[Call]:
     return [Call("pp", "send", elements / plan.tp), *whole]
 
 
-def data_parallel(row: Row) -> list[Call]:
+def data_parallel(row: SentRow) -> list[Call]:
     """Lists data parallelism's calls for one row, once: gradients are summed, and parameters gathered if they're sharded.
 
     Source: arXiv 1910.02054, sections 5 and 7; between replicas of the shards, arXiv 2304.11277, section 3.2.2.

@@ -253,9 +253,16 @@ def load(path: str | Path) -> Cluster:
         raise ValueError(f"{path}: not a cluster file that calibrate wrote ({error})") from error
 
 
-def laptop(flops: float = 50e9, memory: float = 8 * GB, bandwidth: float = 2 * GB, latency: float = 50e-6) -> Cluster:
-    """A stand-in for the reader's machine: ranks are processes, links the loopback. Round numbers; measure your own."""
-    chip = Accelerator("one core", flops, memory, 10 * GB, bandwidth, bandwidth, "round numbers", tf32=1.0)
+def laptop(flops: float = 50e9, bandwidth: float = 2 * GB, latency: float = 50e-6) -> Cluster:
+    """Returns a stand-in for the reader's machine: ranks are processes on one core and 8 GB each, and links the loopback.
+
+    The defaults are round numbers; manyranks.calibrate measures your own.
+
+    flops: FLOP/s of a core
+    bandwidth: bytes/s of a message between two ranks
+    latency: seconds until it begins to arrive
+    """
+    chip = Accelerator("one core", flops, 8 * GB, 10 * GB, bandwidth, bandwidth, "round numbers", tf32=1.0)
     return Cluster("laptop", chip, (Level("loopback", 1024, Link("loopback", latency, bandwidth)),), source="round numbers")
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from manyranks.theory import calls, expert, network
 from manyranks.theory.compute import Site, Speeds, Work
 from manyranks.theory.network import Seconds
-from manyranks.theory.states import Row, Rows
+from manyranks.theory.states import SentRow, SentRows
 
 BETWEEN = "between stages"
 
@@ -68,7 +68,7 @@ class Sent(NamedTuple):
     states: Timed
 
 
-def communicate(work: Work, stride: int, rows: Rows) -> Sent:
+def communicate(work: Work, stride: int, rows: SentRows) -> Sent:
     """Times what all parts of the work say, and what sums gradients and gathers parameters.
 
     stride: ranks from one of a pipeline to the next. Raises ValueError for a group that the cluster has no room for.
@@ -78,17 +78,17 @@ def communicate(work: Work, stride: int, rows: Rows) -> Sent:
 
 
 @functools.lru_cache(maxsize=65536)
-def timed(said: Said | Rows, speeds: Speeds) -> Timed:
+def timed(said: Said | SentRows, speeds: Speeds) -> Timed:
     """Times each of these items."""
     return Timed({name: seconds(what, speeds) for name, what in said.items.items()})
 
 
 @functools.lru_cache(maxsize=65536)
-def seconds(what: Passing | Row, speeds: Speeds) -> Seconds:
+def seconds(what: Passing | SentRow, speeds: Speeds) -> Seconds:
     """Seconds of these calls, by axis and by when they are made."""
     cluster = speeds.cluster
     routes = {group: cluster.route(*ranks) for group, ranks in what.groups.items()}
-    if isinstance(what, Row):
+    if isinstance(what, SentRow):
         found = calls.data_parallel(what)
     elif what.part == BETWEEN:
         found = calls.between_stages(what.site.shape, what.site.plan)
@@ -98,4 +98,4 @@ def seconds(what: Passing | Row, speeds: Speeds) -> Seconds:
         found += calls.context(shape, plan) if part in ("dense", "moe") else []
         if part == "moe":
             found += calls.experts(shape, plan, expert.travel(shape, plan.ep, routes["ep"].inside), imbalance)
-    return network.seconds(found, routes, speeds.constants, trees=isinstance(what, Row))
+    return network.seconds(found, routes, speeds.constants, trees=isinstance(what, SentRow))

@@ -13,10 +13,10 @@ from manyranks.theory.cluster import Cluster
 from manyranks.theory.communicate import Timed
 from manyranks.theory.kernels import Constants
 from manyranks.theory.plan import Plan
-from manyranks.theory.states import Held, Rows
+from manyranks.theory.states import Held, SentRows
 
 
-class Times(NamedTuple):
+class CallsPerStep(NamedTuple):
     """Counts per step: gradients reduced, parameters gathered for forward and again for backward."""
 
     reduces: int
@@ -24,7 +24,7 @@ class Times(NamedTuple):
     backward: int
 
 
-def times(plan: Plan) -> Times:
+def calls_per_step(plan: Plan) -> CallsPerStep:
     """ZeRO-0 and ZeRO-1 reduce once a step; from ZeRO-2 on each micro-batch's gradients are reduced, but once a step with a
     pipeline, where the stack sums them first (Stack.reduce_once); ZeRO-3 gathers the parameters of each unit before its
     forward and, where they were freed, before its backward.
@@ -35,14 +35,14 @@ def times(plan: Plan) -> Times:
     m = plan.microbatches
     reduces = 1 if plan.zero < 2 or (plan.pp > 1 and plan.framework.reduce_once) else m
     if plan.zero < 3:
-        return Times(reduces, min(plan.zero, 1), 0)
+        return CallsPerStep(reduces, min(plan.zero, 1), 0)
     if plan.reshard_after_forward:
-        return Times(reduces, m, m)
-    return Times(reduces, m if plan.pp == 1 else 1, 0)
+        return CallsPerStep(reduces, m, m)
+    return CallsPerStep(reduces, m if plan.pp == 1 else 1, 0)
 
 
 def exposed(
-    plan: Plan, cluster: Cluster, constants: Constants, rows: Rows, sent: Timed, ranks: Iterable[tuple[Held, float, float]]
+    plan: Plan, cluster: Cluster, constants: Constants, rows: SentRows, sent: Timed, ranks: Iterable[tuple[Held, float, float]]
 ) -> list[float]:
     """Computes the seconds of gradients and parameters on their way that nothing hides, on each of these ranks.
 
@@ -53,7 +53,7 @@ def exposed(
     or the first of forward, cannot. Without, the same buckets travel after backward and before forward. Assumed: backward fills
     buckets at an even pace, and what travels does not slow down what computes.
     """
-    often, once, found = times(plan), _once(rows, sent), []
+    often, once, found = calls_per_step(plan), _once(rows, sent), []
     copying = _copying(plan, often, cluster, constants)
     for held, forward, backward in ranks:
         shown = _shown(plan, often, *once[held], forward, backward, rows.units[held])
@@ -62,7 +62,7 @@ def exposed(
 
 
 @functools.lru_cache(maxsize=65536)
-def _once(rows: Rows, sent: Timed) -> dict[Held, tuple[float, float]]:
+def _once(rows: SentRows, sent: Timed) -> dict[Held, tuple[float, float]]:
     """Seconds of reducing all gradients of these parameters once, and of gathering the parameters."""
     found = {}
     for held, units in rows.units.items():
@@ -72,7 +72,7 @@ def _once(rows: Rows, sent: Timed) -> dict[Held, tuple[float, float]]:
     return found
 
 
-def _copying(plan: Plan, often: Times, cluster: Cluster, constants: Constants) -> float:
+def _copying(plan: Plan, often: CallsPerStep, cluster: Cluster, constants: Constants) -> float:
     """Seconds per parameter that nothing hides: gathers and reductions copy in the chip's own memory, whose bandwidth
     the computing needs, too. Parameters in the host's memory also travel from there, for forward and again for
     backward."""
@@ -87,7 +87,7 @@ def _copying(plan: Plan, often: Times, cluster: Cluster, constants: Constants) -
     return fetched + each / (cluster.accelerator.memory_bandwidth * constants.bandwidth)
 
 
-def _shown(plan: Plan, often: Times, reduce: float, gather: float, forward: float, backward: float, units: int) -> float:
+def _shown(plan: Plan, often: CallsPerStep, reduce: float, gather: float, forward: float, backward: float, units: int) -> float:
     """Seconds that nothing hides: a backward gathers what was freed, and reduces if the stack doesn't sum gradients first."""
     shown = often.forward * _exposed(gather, forward, units, plan)
     if not often.backward:

@@ -9,7 +9,7 @@ Source of the split: arXiv 2205.05198, sections 4.1 and 4.2.
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import Plan
+from manyranks.theory.plan import OneRank
 from manyranks.theory.stacks import ATTENTION
 
 # Parts that selective recomputation runs again in addition to the attention core: arXiv 2412.19437, section 3.2.3.
@@ -73,7 +73,7 @@ class PartKernels(NamedTuple):
     core_backward: list[Kernel]
 
 
-def work(shape: ModelShape, plan: Plan, part: str, imbalance: float = 1.0) -> PartKernels:
+def work(shape: ModelShape, plan: OneRank, part: str, imbalance: float = 1.0) -> PartKernels:
     """Lists the kernels of a part of a stage, "dense" or "moe" (a layer), "head" or "embedding"."""
     if part == "embedding":
         once = embedding(shape, plan)
@@ -91,7 +91,7 @@ def launches(work: list[Kernel]) -> int:
     return sum(OPERATORS.get(kernel.part, 1) for kernel in work)
 
 
-def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
+def forward(shape: ModelShape, plan: OneRank, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
     """Kernels of one layer's forward pass.
 
     moe: whether the layer has experts
@@ -101,7 +101,7 @@ def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) ->
     return attention(shape, plan) + feed_forward + norms(shape, plan)
 
 
-def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
+def gradients(kernel: Kernel, plan: OneRank) -> list[Kernel]:
     """A product's backward is two like it, and one of them adds to the gradient of its weight; what only moves memory
     reads one tensor more."""
     if kernel.specials:
@@ -116,7 +116,7 @@ def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
     return [Kernel(kernel.part, 0, 1.5 * kernel.bytes)]
 
 
-def again(kernels: list[Kernel], plan: Plan) -> list[Kernel]:
+def again(kernels: list[Kernel], plan: OneRank) -> list[Kernel]:
     """The kernels of forward that backward runs again."""
     if plan.recompute == "selective" and plan.framework.every_other:
         products = [kernel for kernel in kernels if kernel.flops and kernel.part != "core"]
@@ -124,20 +124,20 @@ def again(kernels: list[Kernel], plan: Plan) -> list[Kernel]:
     return [kernel for kernel in kernels if recomputed(kernel, plan)]
 
 
-def again_flops(shape: ModelShape, plan: Plan) -> float:
+def again_flops(shape: ModelShape, plan: OneRank) -> float:
     """Counts the FLOPs per token, in all layers, of the products that run again."""
     counts = {True: shape.moe_layers, False: shape.layers - shape.moe_layers}
     each = {moe: again(forward(shape, plan, moe), plan) for moe, count in counts.items() if count}
     return plan.tp * sum(counts[moe] * kernel.flops for moe, kernels in each.items() for kernel in kernels) / plan.rank_tokens
 
 
-def recomputed(kernel: Kernel, plan: Plan) -> bool:
+def recomputed(kernel: Kernel, plan: OneRank) -> bool:
     if plan.recompute == "selective":
         return kernel.part in CHEAP or (kernel.part == "core" and not plan.flash)
     return plan.recompute == "full"
 
 
-def linear(part: str, m: float, n: float, k: float, plan: Plan) -> list[Kernel]:
+def linear(part: str, m: float, n: float, k: float, plan: OneRank) -> list[Kernel]:
     """A linear layer in the plan's precision; matrices of 8 or 4 bits are first written from 16-bit activations, and read."""
     if plan.recipe.quantized:
         size, rate = plan.recipe.matmul, plan.recipe.rate
@@ -146,14 +146,14 @@ def linear(part: str, m: float, n: float, k: float, plan: Plan) -> list[Kernel]:
     return [unquantized(part, m, n, k, plan)]
 
 
-def unquantized(part: str, m: float, n: float, k: float, plan: Plan, count: float = 1) -> Kernel:
+def unquantized(part: str, m: float, n: float, k: float, plan: OneRank, count: float = 1) -> Kernel:
     """`count` products in the plan's precision, but in 16 bits where linear layers' are in 8."""
     if plan.recipe.rate == "fp32":
         return matmul(part, m, n, k, 4, count, "fp32")
     return matmul(part, m, n, k, count=count)
 
 
-def attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
+def attention(shape: ModelShape, plan: OneRank) -> list[Kernel]:
     """Projections, rotary positions, core. With fewer key/value heads than tensor-parallel ranks, each of these has one."""
     T, t, h = plan.rank_tokens, plan.tp, shape.hidden
     if shape.latent is not None:
@@ -169,7 +169,7 @@ def attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
     ]
 
 
-def latent_attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
+def latent_attention(shape: ModelShape, plan: OneRank) -> list[Kernel]:
     """Queries, keys and values from short latent vectors. Source: arXiv 2412.19437, section 2.1.1."""
     T, t, h, a, c = plan.rank_tokens, plan.tp, shape.hidden, shape.heads, shape.latent
     key_size = c.nope_size + c.rope_size
@@ -185,7 +185,7 @@ def latent_attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
     ]
 
 
-def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[Kernel]:
+def core(shape: ModelShape, plan: OneRank, key_size: int, value_size: int) -> list[Kernel]:
     """Softmax(QKᵀ)V. With flash attention the masked half is skipped and no score reaches the memory."""
     T, heads = plan.rank_tokens, shape.heads / plan.tp
     if plan.flash:
@@ -209,13 +209,13 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
     ]
 
 
-def _product(m: float, n: float, k: float, heads: float, plan: Plan) -> Kernel:
+def _product(m: float, n: float, k: float, heads: float, plan: OneRank) -> Kernel:
     """Makes a product of activations with activations, for every head: no weight."""
     return unquantized("core", m, n, k, plan, plan.microbatch * heads)._replace(weights=0.0)
 
 
 def mlp(
-    shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | None = None, cut: int | None = None
+    shape: ModelShape, plan: OneRank, ffn: int | None = None, rows: float | None = None, cut: int | None = None
 ) -> list[Kernel]:
     """The feed-forward part.
 
@@ -236,7 +236,7 @@ def mlp(
     ]
 
 
-def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kernel]:
+def experts(shape: ModelShape, plan: OneRank, imbalance: float = 1.0) -> list[Kernel]:
     """Router, permutation, the rank's experts on the tokens sent to it, shared experts.
 
     Router and permutation see the tokens of all ranks that cut an expert together: T with etp = tp, and T/t with etp = 1.
@@ -271,7 +271,7 @@ def added_biases(elements: float, local: float) -> list[Kernel]:
     return [*each, moved("bias", elements, 8), moved("bias", elements, 6)]
 
 
-def sent_bytes(plan: Plan) -> int:
+def sent_bytes(plan: OneRank) -> int:
     """Counts the bytes of an element on its way to an expert: results come back in 16 bits."""
     return 1 if plan.recipe.quantized and plan.framework.sends_8_bits else 2
 
@@ -285,18 +285,18 @@ def _of_experts(kernel: Kernel, local: float, item: float) -> Kernel:
     return kernel._replace(weights=weights, bytes=moves, sizes=(m / local, n, k, local))
 
 
-def norms(shape: ModelShape, plan: Plan) -> list[Kernel]:
+def norms(shape: ModelShape, plan: OneRank) -> list[Kernel]:
     """A layer's norms and its two residual additions, fused with bias and dropout."""
     elements = plan.split_tokens * shape.hidden
     norm = [moved(shape.norm, elements, _norm_bytes(shape, plan))] * shape.norms_per_layer
     return norm + [moved("residual", elements, 7 if shape.dropout else 6)] * 2
 
 
-def _norm_bytes(shape: ModelShape, plan: Plan) -> float:
+def _norm_bytes(shape: ModelShape, plan: OneRank) -> float:
     return plan.framework.moved.norm if shape.norm == "rmsnorm" else 4
 
 
-def head(shape: ModelShape, plan: Plan) -> list[Kernel]:
+def head(shape: ModelShape, plan: OneRank) -> list[Kernel]:
     """The last norm, logits and the loss over them, in 32 bits."""
     T, columns = plan.rank_tokens, shape.vocab / plan.tp
     return [
@@ -306,6 +306,6 @@ def head(shape: ModelShape, plan: Plan) -> list[Kernel]:
     ]
 
 
-def embedding(shape: ModelShape, plan: Plan) -> Kernel:
+def embedding(shape: ModelShape, plan: OneRank) -> Kernel:
     """A row for each token, read and written; backward moves twice as much."""
     return moved("embedding", plan.rank_tokens * shape.hidden, 4)

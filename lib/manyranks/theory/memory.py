@@ -27,6 +27,14 @@ class Peak(NamedTuple):
     def total(self) -> int:
         return sum(self)
 
+    def said(self, checked: str) -> str:
+        """Returns what is printed where it's known what published.peak_confidence says of it.
+
+        checked: that
+        """
+        parts = ", ".join(f"{name}={size}" for name, size in self._asdict().items())
+        return f"Peak(total={self.total}, checked={checked!r}, {parts})"
+
 
 def activations(shape: ModelShape, plan: Plan) -> int:
     """Bytes that forward keeps for backward on the rank that keeps the most, all micro-batches in flight together.

@@ -74,7 +74,7 @@ class StagePlan(namedtuple("StagePlan", "tp pp ep expert_tp stages schedule embe
 
 
 class OneRank:
-    """The numbers of one rank and one micro-batch, which a Plan and a LayerPlan give."""
+    """The numbers of one rank and one micro-batch, which a Plan and a LayerPlan give: what layers need to know of either."""
 
     __slots__ = ()
 
@@ -82,8 +82,13 @@ class OneRank:
     microbatch: int
     cp: int
     tp: int
+    ep: int
     expert_tp: int
     sequence_parallel: bool
+    recompute: str
+    flash: bool
+    context: str
+    regather: bool
     precision: str
     stack: str
 

@@ -16,7 +16,7 @@ from manyranks.theory.compute import site
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import RECOMPUTE, LayerPlan, Plan, stages_passed, why_no_ulysses, why_uncut
-from manyranks.theory.published.error_bars import confidence, of_plan
+from manyranks.theory.published.error_bars import barely_fits, confidence, of_plan, peak_confidence
 from manyranks.theory.stacks import STACKS, Stack
 from manyranks.theory.step import StepTime
 
@@ -49,11 +49,19 @@ class Found:
     best: StepTime
 
     def __repr__(self) -> str:
-        return f"Found({self.time.said(str(confidence(self.time)))}, {self.plan!r}, {self.peak!r}, why={self.why!r})"
+        time = self.time.said(str(confidence(self.time)))
+        peak = self.peak.said(str(peak_confidence(self.time.shape, self.plan)))
+        tight = f"tight={self.tight!r}, " if self.tight else ""
+        return f"Found({time}, {self.plan!r}, {peak}, {tight}why={self.why!r})"
 
     @property
     def seconds(self) -> float:
         return self.time.seconds
+
+    @property
+    def tight(self) -> str:
+        """Says so where the plan fits by less than the error bar of its peak, so that it may not fit; else empty."""
+        return barely_fits(self.time.shape, self.plan, self.time.cluster.accelerator.memory)
 
     @property
     def why(self) -> str:
@@ -146,6 +154,7 @@ def search(
     choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3)); values that do not go together, or
         not with the shape, are left out
 
+    A plan fits if its predicted peak does; Found.tight says where that is within the error bar.
     Sets of plans that bounds show to be slower, or not to fit, are left unopened until somebody asks for what is in them.
     Routed experts are tried cut as attention is, and whole on tensor-parallel ranks (etp=1).
     Raises ValueError for an unknown field, a value that no plan can have, or where no number of GPUs is given or it is not the

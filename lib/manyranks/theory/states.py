@@ -193,7 +193,7 @@ def groups(plan: Plan) -> tuple[Group, Group]:
     return own, Group(plan.expert_ranks, plan.expert_shards, plan.expert_tp * plan.ep)
 
 
-class Row(NamedTuple):
+class SentRow(NamedTuple):
     """Elements that travel together, between ranks with a copy of them.
 
     sharded: whether their states are
@@ -214,18 +214,18 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Rows:
+class SentRows:
     """Rows that ranks send gradients and gather parameters in: for each kind of rank equal rows of the parameters that all
     data-parallel ranks have ("dense"), and of routed "experts".
 
     units: how many of each a rank has
     """
 
-    items: dict[tuple[Held, str], Row]
+    items: dict[tuple[Held, str], SentRow]
     units: dict[Held, int]
 
 
-def rows(held: RankParameters, shape: ModelShape, plan: Plan) -> Rows:
+def rows(held: RankParameters, shape: ModelShape, plan: Plan) -> SentRows:
     """Returns the rows of these ranks: at most one bucket per layer, none below BUCKET bytes unless it is the only one;
     for ZeRO-3 units of one layer."""
     return _rows(held, plan.zero == 3, plan.zero > 0, max(1, shape.layers // plan.pp), plan.recipe, groups(plan))
@@ -234,10 +234,10 @@ def rows(held: RankParameters, shape: ModelShape, plan: Plan) -> Rows:
 @functools.lru_cache(maxsize=65536)
 def _rows(
     held: RankParameters, in_units: bool, sharded: bool, layers: int, recipe: Recipe, of_each: tuple[Group, Group]
-) -> Rows:
+) -> SentRows:
     items, units = {}, {}
     for kind in held.kinds:
         units[kind] = often = layers if in_units else max(1, min(layers, int(sum(kind) * recipe.reduced / BUCKET)))
         each = zip(Held._fields, kind, of_each, strict=True)
-        items |= {(kind, name): Row(size / often, group, recipe, sharded) for name, size, group in each if size}
-    return Rows(items, units)
+        items |= {(kind, name): SentRow(size / often, group, recipe, sharded) for name, size, group in each if size}
+    return SentRows(items, units)

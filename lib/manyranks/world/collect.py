@@ -8,8 +8,8 @@ from manyranks.world.faults.deadlock import Case
 from manyranks.world.faults.outcome import Outcome
 from manyranks.world.notebook.output import Output
 from manyranks.world.processes.handle import RankProcess
-from manyranks.world.processes.patience import Clock
 from manyranks.world.processes.team import Team
+from manyranks.world.processes.waiting import Clock
 from manyranks.world.rank import watch
 from manyranks.world.rank.debugger import Asked
 from manyranks.world.rank.plain import NotPlain

@@ -20,8 +20,8 @@ from manyranks.world.fences.confine import Confined
 from manyranks.world.notebook.live import show_live
 from manyranks.world.notebook.output import Output
 from manyranks.world.notebook.prompt import Prompt
-from manyranks.world.processes.patience import Clock
 from manyranks.world.processes.team import Server, Team, server_of
+from manyranks.world.processes.waiting import Clock
 from manyranks.world.rank import debugger, messages, plain, tasks, watch
 from manyranks.world.rank.recording import checked_counts
 
@@ -64,7 +64,7 @@ class World:
         limits.check_place()
         self.size = limits.checked_size(size)
         self.timeout = limits.checked_timeout(timeout)
-        self.patience = 1.0  # how many times its timeout a run may last while other programs have the processors
+        self.slack = 1.0  # how many times its timeout a run may last while other programs have the processors
         self.took = 0.0  # seconds of the last run, without those in which other programs had them
         self._engine = limits.resolved_engine(engine, backend, confined)
         self.backend = "gloo" if engine == "ray" else limits.resolved_backend(backend, size)
@@ -246,7 +246,7 @@ class World:
         return outcome
 
     def _ask(self, team: Team, outcome: Outcome, frames: dict[int, list], output: Output, show_progress: Callable) -> None:
-        clock = Clock((process.pid for process in team.processes if process.pid), self.patience)
+        clock = Clock((process.pid for process in team.processes if process.pid), self.slack)
         try:
             for k, rank in enumerate(outcome.ranks):
                 if k and self.timeout is not None and clock.over(self.timeout):  # those before took their tasks slowly

@@ -3,8 +3,8 @@
 A list scheduler runs on a virtual clock: a rank that is free does the most urgent of what
 is ready. An I is most urgent, then an F, then a W. A rank does not start an action that
 would delay a more urgent one, already on its way, by more than a share of the action. This
-share is its patience: with 0 it always waits, with 1 never. Several are tried, and the best
-is tuned rank by rank. The schedules that are known are tried, too.
+share is its tolerance: with 0 it always waits, with 1 never. Several are tried, and the
+best is tuned rank by rank. The schedules that are known are tried, too.
 Source of the idea: arXiv 2401.10241, section 3.
 """
 
@@ -21,7 +21,7 @@ from manyranks.parallel.pipeline.schedules import FORWARD, INPUT, WEIGHT, Action
 from manyranks.parallel.pipeline.verify import peaks
 from manyranks.timeline import replay
 
-PATIENCE = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+TOLERANCES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 TUNED = 150_000  # actions to schedule while tuning: one or two seconds
 
 Result = tuple[float, float, tuple]  # bubble and makespan in seconds, the ranks' actions
@@ -78,30 +78,30 @@ def _cost(schedule: Schedule, times: Times) -> tuple[float, float]:
 
 
 def _searched(p: int, m: int, times: Times, placement: tuple[int, ...], cap: int) -> tuple:
-    """The best table of one patience for all ranks, then of changes to one rank's."""
+    """The best table of one tolerance for all ranks, then of changes to one rank's."""
     run = partial(greedy, m, times, placement)
     caps = {cap, max(cap - 1, *map(placement.count, placement))}  # sometimes less is more
     tried = [
-        (run(most, (x,) * p), most, (x,) * p) for x in PATIENCE for most in sorted(caps)
+        (run(most, (x,) * p), most, (x,) * p) for x in TOLERANCES for most in sorted(caps)
     ]
-    best, cap, patience = min(tried, key=lambda one: one[0][:2])
-    changes = list(product(range(p), PATIENCE))
+    best, cap, tolerance = min(tried, key=lambda one: one[0][:2])
+    changes = list(product(range(p), TOLERANCES))
     since = 0  # changes without effect
     for rank, share in islice(cycle(changes), TUNED // (3 * m * len(placement))):
-        changed = (*patience[:rank], share, *patience[rank + 1 :])
+        changed = (*tolerance[:rank], share, *tolerance[rank + 1 :])
         found, since = run(cap, changed), since + 1
         if found[:2] < best[:2]:
-            best, patience, since = found, changed, 0
+            best, tolerance, since = found, changed, 0
         if since == len(changes):
             break
     return best[2]
 
 
 def greedy(
-    m: int, times: Times, placement: tuple[int, ...], cap: int, patience: tuple[float, ...]
+    m: int, times: Times, placement: tuple[int, ...], cap: int, tolerance: tuple[float, ...]
 ) -> Result:
-    """Schedules with so much patience on each rank, and room for so many activations."""
-    ranks = [_Rank(m, times, placement, cap, *one) for one in enumerate(patience)]
+    """Schedules with so much tolerance on each rank, and room for so many activations."""
+    ranks = [_Rank(m, times, placement, cap, *one) for one in enumerate(tolerance)]
     events = [(0.0, r) for r in range(len(ranks))]
     while events:
         now, r = heapq.heappop(events)
@@ -136,7 +136,7 @@ class _Rank:
     could hold each other up with forwards whose backwards have none.
     """
 
-    def __init__(self, m, times, placement, cap, rank, patience):
+    def __init__(self, m, times, placement, cap, rank, tolerance):
         self.own = [stage for stage, owner in enumerate(placement) if owner == rank]
         works = [ActionWork(kind, stage) for kind, stage in product("FIW", self.own)]
         self.seconds = {work[:2]: times.compute(rank, work) for work in works}
@@ -147,7 +147,7 @@ class _Rank:
         self.steps = [*product((INPUT,), self.own), *forward, (WEIGHT, None)]
         self.done = dict.fromkeys(self.seconds, 0)
         self.waiting: deque[int] = deque()  # stages whose W is next
-        self.room, self.patience = cap, patience
+        self.room, self.tolerance = cap, tolerance
         self.started, self.free = inf, 0.0
         self.actions: list[Action] = []
 
@@ -167,7 +167,7 @@ class _Rank:
                 soon = min(soon, arrival)
                 continue
             seconds = self.seconds[kind, stage]
-            waits = now + seconds - soon > self.patience * seconds
+            waits = now + seconds - soon > self.tolerance * seconds
             return None if waits else (kind, stage)
         return None
 

@@ -337,7 +337,7 @@ class Sent:
         self._under.write([(0.5, -0.18)], ["rank" if few else f"{n} ranks, from most to least"])
 
 
-class Times:
+class TimeCurves:
     """Time against the size of the tensor, a curve for each algorithm, which always looks the same."""
 
     def __init__(self, axes: Axes):
@@ -379,7 +379,12 @@ class Knobs(Board):
     @style.styled
     def __init__(self):
         self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=4.4)
-        self.panels = self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
+        self.panels = self._circle, self._grid, self._sent, self._times = (
+            Circle(circle),
+            Grid(grid),
+            Sent(sent),
+            TimeCurves(times),
+        )
         _ = Collective("all_reduce", "ring", _RANKS[-1], 1, [*TOPOLOGIES][1]).times  # many messages, counted once
 
     def draw(self, now: Collective) -> None:

@@ -21,7 +21,7 @@ from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, context, network
 from manyranks.theory.calls import HALF
 from manyranks.theory.context.sends import Sizes
-from manyranks.theory.context.times import Pass, Times, inner, of_ranks
+from manyranks.theory.context.times import AttentionTimes, Pass, inner, of_ranks
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import nearest
 
@@ -113,7 +113,7 @@ class Shared(namedtuple("Shared", "model cluster seq cp tp causal layout variant
         return here.peak.total + context.of_others(here.shape, here.plan) <= here.cluster.accelerator.memory
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 a setting is a few numbers
-    def times(self) -> Times:
+    def times(self) -> AttentionTimes:
         """Raises ValueError as bytes does."""
         self.bytes()
         mask = self.layout, self.causal, TILE

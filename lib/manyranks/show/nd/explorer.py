@@ -15,7 +15,7 @@ from manyranks.show import page, style, units
 from manyranks.show.bars import Bars, apart
 from manyranks.show.explorer import Board, Explorer, Measure, Said, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
-from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, bar, written
+from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, bar, peak_bar, written
 from manyranks.show.scenario import BUBBLE, CLUSTERS, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
 from manyranks.show.setting import MUCH, tried
 from manyranks.show.style import STEP
@@ -218,7 +218,8 @@ class Plans(Board):
         self._mesh = Bars(left, _LINKS, "", list(_AXES.values()), lambda twos: f"{2**twos:,.0f} ranks", 0, **look)
         self._memory = Bars(right, _HELD, "", [*_HELD, "together"], columns=0, **look)
         self._steps = Steps(below, "", [""] * (1 + len(TAKEN)), 0, **look)
-        self._steps.column = 0.25  # its texts are long
+        self._steps.column = 0.355  # its texts are long
+        below.set_xlim(0, 1.16)
         self._names = Labels(below, left=1.0, name="names", **look)
         self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names]
         right.set_xlim(0, 0.85)  # its texts are short
@@ -281,8 +282,8 @@ class Plans(Board):
     def _show_steps(self, rows: Sequence[tuple[str, Layout]], found: Sequence[Found]) -> None:
         times, sizes = zip(*((each.scenario.time, each.scenario.peak.total) for _, each in rows), strict=True)
         texts = [written(*each, short=True) for each in zip(times, sizes, strict=True)]
-        close = [", too close to call" if _tied(time, found) else "" for time in times]
-        texts = [f"{text}\n{bar(time)}{tied}" for time, text, tied in zip(times, texts, close, strict=True)]
+        close = [", tied" if _tied(time, found) else "" for time in times]
+        texts = [f"{text}\n{bar(time)}{tied}|{peak_bar(time)}" for time, text, tied in zip(times, texts, close, strict=True)]
         self._steps.show(times, texts, 0, 3 * min(time.seconds for time in times))
         lines = [line for row, (text, _) in enumerate(rows) for line in apart(row, text)]  # a name has one or two
         self._names.write([(-0.008, y) for y, _ in lines], [line for _, line in lines])

@@ -29,7 +29,7 @@ from manyranks.theory.cluster import Cluster
 from manyranks.theory.nd.rules import Comparison
 from manyranks.theory.nd.tokens import Balance, Check
 from manyranks.theory.planner import Found
-from manyranks.theory.published.error_bars import confidence
+from manyranks.theory.published.error_bars import Checked, barely_fits, confidence, peak_confidence
 from manyranks.theory.published.layouts import Neighbor
 from manyranks.theory.step import StepTime
 from manyranks.theory.written import degrees, kept
@@ -201,8 +201,10 @@ class Steps(Bars):
 
 @style.styled
 def plans(found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the fastest first") -> style.Figure:
-    """Draws the parts of each plan's step, and beside them its time, MFU, memory and error bar; what nobody has checked has a
-    dashed frame.
+    """Draws the parts of each plan's step, and beside them its time, MFU and memory with their error bars.
+
+    A step that nobody has checked has a dashed frame. "of 80 GB!" says that a plan doesn't fit; "of 80 GB?" that it does, but
+    by less than the error bar.
 
     found: what theory.planner.search returns, or name -> one of them, without those that are None: the first 6 are drawn
     title: stands above them
@@ -219,21 +221,35 @@ def plans(found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the
     fig, (axes,) = style.figure(width=9.2, height=1.1 + 0.46 * len(shown))
     steps = Steps(axes, title, rows)
     axes.tick_params(axis="y", labelsize=8.5)
-    steps.show([each.time for each in shown], [f"{written(each.time, each.peak.total)}\n{bar(each.time)}" for each in shown])
+    texts = [f"{written(each.time, each.peak.total)}\n{bar(each.time)}|{peak_bar(each.time)}" for each in shown]
+    steps.show([each.time for each in shown], texts)
     return fig
 
 
 def written(time: StepTime, size: float, short: bool = False) -> str:
-    """Time and MFU of a step, and bytes of a GPU, with its memory where that's less: in two columns of Bars."""
+    """Time and MFU of a step, and bytes of a GPU: in two columns of Bars.
+
+    Its memory follows where that's less ("of 80 GB!"), or is within the error bar ("of 80 GB?").
+    """
     room = time.cluster.accelerator.memory
-    full = f" of {units.size(room)}!" if size > room else ""
+    full = "!" if size > room else "?" if barely_fits(time.shape, time.plan, room) else ""
+    full = f" of {units.size(room)}{full}" if full else ""
     mfu = f"{time.mfu:.0%}" if short else f"MFU {time.mfu:.1%}"
     return f"{units.duration(time.seconds)}, {mfu}|{units.size(size)}{full}"
 
 
 def bar(time: StepTime) -> str:
     """Says how far a predicted time is off, as "−16% to +17%", or "not checked"."""
-    return re.split(r" \(|:", str(confidence(time)))[0]
+    return _short(confidence(time))
+
+
+def peak_bar(time: StepTime) -> str:
+    """Says the same of the predicted peak of this step's plan."""
+    return _short(peak_confidence(time.shape, time.plan))
+
+
+def _short(checked: Checked) -> str:
+    return re.split(r" \(|:", str(checked))[0]
 
 
 _PANELS = {"tp": "TP", "cp": "CP", "pp": "PP", "ep": "EP", "zero": "ZeRO stage", "dp_shard": "shards of HSDP"}
@@ -312,7 +328,9 @@ def _label_of_step(row: Neighbor, first: Neighbor) -> str:
     same = "" if row is first else " (as long)"
     change = f" ({row.slower:+.0%})".replace("-", "−") if abs(row.slower) >= _SAME else same
     size, again = written(row.time, row.peak.total).partition("|")[2], row.plan.recompute
-    told = again != first.plan.recompute and not size.endswith("!")  # what doesn't fit has no room for more words, either
+    told = again != first.plan.recompute and not size.endswith(
+        ("!", "?")
+    )  # what doesn't fit has no room for more words, either
     said = {"none": "", "full": ", recompute full"}.get(again, f", {again}") if told else ""
     return f"{units.duration(row.time.seconds)}{change}|{size}{said}"
 

@@ -127,7 +127,7 @@ class Pass(NamedTuple):
         return cls(own, under, hops, late, before, computing, slower, messages, computing + slower + messages)
 
 
-class Times(NamedTuple):
+class AttentionTimes(NamedTuple):
     """The times of one layer's attention."""
 
     forward: Pass
@@ -154,13 +154,13 @@ def of_ranks(
     tile: int | None = 1,
     stride: int = 1,
     constants: Constants = DEFAULT,
-) -> Times:
+) -> AttentionTimes:
     """Attention in 16 bits on one.n ranks that are each `stride` after the one before. variant: of VARIANTS, or ring-ulysses.
 
     together: ranks of one all-to-all, 1 for a ring or an all-gather. Raises ValueError as hops does.
     """
     given = one, cluster, variant, together, (layout, causal, tile), stride, constants
-    return Times(*(_pass(*given, backward) for backward in (False, True)))
+    return AttentionTimes(*(_pass(*given, backward) for backward in (False, True)))
 
 
 def _pass(

@@ -52,7 +52,7 @@ class Part(NamedTuple):
     parameters: tuple[Parameter, ...]
 
 
-class Row(NamedTuple):
+class ParameterRow(NamedTuple):
     """A row of parameters.
 
     elements: without padding
@@ -154,7 +154,7 @@ def _on_rank(tensors: list[Tensor], shape: ModelShape, plan: Plan, expert: bool 
     return tuple(Parameter(one.on_rank(t, shape.kv_heads), Kind(one.decays, expert, *over[one.cut])) for one in tensors)
 
 
-def rows(shape: ModelShape, plan: Plan, at: At = None, itemsize: int = 4) -> list[Row]:
+def rows(shape: ModelShape, plan: Plan, at: At = None, itemsize: int = 4) -> list[ParameterRow]:
     """The rows of a rank: buckets of gradients (ZeRO-0), sharded rows (1 and 2), units (3). itemsize: bytes of a parameter.
 
     Raises ValueError as parts does, and for an itemsize below 1.
@@ -175,7 +175,7 @@ def rows(shape: ModelShape, plan: Plan, at: At = None, itemsize: int = 4) -> lis
     return [_row(elements, Kind(True), plan) for elements in _packed([p.elements for p in every], DDP_BYTES // itemsize)]
 
 
-def _units(held: list[Part], plan: Plan, tied: bool) -> list[Row]:
+def _units(held: list[Part], plan: Plan, tied: bool) -> list[ParameterRow]:
     """A part of the model is a unit, and its experts are one, which fewer ranks share."""
     found = []
     for stage, group in groupby(held, key=lambda part: part.stage):
@@ -190,14 +190,14 @@ def _units(held: list[Part], plan: Plan, tied: bool) -> list[Row]:
     return found
 
 
-def place(row: Row, plan: Plan, at: At) -> int:
+def place(row: ParameterRow, plan: Plan, at: At) -> int:
     """Returns which of the row's shards the rank at these coordinates keeps."""
     where = coordinates(plan, at)
     data = where["dp"] * plan.cp + where["cp"]
     return data // plan.ep if row.kind.expert else data % row.shards
 
 
-def owned(row: Row, plan: Plan, at: At) -> list[int]:
+def owned(row: ParameterRow, plan: Plan, at: At) -> list[int]:
     """Elements of each of the row's parameters that the rank at these coordinates keeps."""
     return sharding.owned([p.elements for p in row.parameters], row.shards, place(row, plan, at))
 
@@ -225,10 +225,10 @@ def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> HeldBytes:
     return HeldBytes(*map(sum, zip(*found, strict=True)))
 
 
-def _row(elements: int, kind: Kind, plan: Plan) -> Row:
+def _row(elements: int, kind: Kind, plan: Plan) -> ParameterRow:
     ranks = plan.dp * plan.cp // (plan.ep if kind.expert else 1)
     sharded = ranks if kind.expert else plan.shards
-    return Row(elements, kind, ranks, sharded if plan.zero else 1)
+    return ParameterRow(elements, kind, ranks, sharded if plan.zero else 1)
 
 
 def _by_kind(parameters: Iterable[Parameter]) -> dict[Kind, list[int]]:

@@ -14,7 +14,7 @@ from manyranks.theory import collectives, context, tensor
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.calls import Calls, Passes
 from manyranks.theory.nd import holds
-from manyranks.theory.nd.holds import At, Row
+from manyranks.theory.nd.holds import At, ParameterRow
 from manyranks.theory.plan import Plan
 from manyranks.theory.stages import Stage, stages_of
 
@@ -101,7 +101,7 @@ def _with_again(run: _Run, layers: Passes) -> Calls:
     return layers.both + layers.forward if run.plan.recompute == "full" else layers.both
 
 
-def _finish(run: _Run, rows: list[Row]) -> Calls:
+def _finish(run: _Run, rows: list[ParameterRow]) -> Calls:
     """Gradients that are parts of one on several tensor-parallel ranks: an all-reduce a group, of shards if there are."""
     plan, total = run.plan, Calls()
     if plan.zero == 3:
@@ -140,7 +140,7 @@ def _pipeline(run: _Run) -> Calls:
     return sent
 
 
-def _data(run: _Run, rows: list[Row]) -> dict[str, Calls]:
+def _data(run: _Run, rows: list[ParameterRow]) -> dict[str, Calls]:
     """Gradients and parameters between ranks that have the same ones."""
     plan, found = run.plan, {}
     place = run.at["dp"] * plan.cp + run.at["cp"]
@@ -157,7 +157,7 @@ def _data(run: _Run, rows: list[Row]) -> dict[str, Calls]:
     return found
 
 
-def _sharded(run: _Run, row: Row) -> Calls:
+def _sharded(run: _Run, row: ParameterRow) -> Calls:
     """A row's gradients to their shards, and its parameters from them."""
     if row.shards == 1:
         return Calls()
@@ -171,7 +171,7 @@ def _reduces(run: _Run) -> int:
     return run.plan.microbatches if run.plan.zero >= 2 and run.plan.pp == 1 else 1
 
 
-def _gathers(run: _Run, row: Row) -> int:
+def _gathers(run: _Run, row: ParameterRow) -> int:
     """Counts how often a unit comes in a step. A forward leaves a stage's last unit, so that a backward which follows finds it;
     the next forward frees it first, unless it begins with it. An I leaves all units until the next W. A forward gathers a tied
     embedding a second time, for the head."""
@@ -197,7 +197,7 @@ def _orders(plan: Plan, pp: int, orders: Orders | None) -> Orders:
     return orders or {}
 
 
-def _replicated(run: _Run, rows: list[Row], place: int) -> Calls:
+def _replicated(run: _Run, rows: list[ParameterRow], place: int) -> Calls:
     """Shards' gradients averaged over the replicas: in ZeRO-3 unit by unit, else all in one."""
     plan = run.plan
     replicas = plan.dp * plan.cp // plan.shards

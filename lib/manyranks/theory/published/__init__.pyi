@@ -10,5 +10,7 @@ from . import layers as layers
 from . import layouts as layouts
 from . import mfu as mfu
 from . import one_gpu as one_gpu
+from . import peaks as peaks
 from . import steps as steps
 from .error_bars import confidence as confidence
+from .error_bars import peak_confidence as peak_confidence

@@ -2,7 +2,7 @@
 
 from manyranks.theory import kernels
 from manyranks.theory.kernels import Constants
-from manyranks.theory.published import conversions, fit, layers, one_gpu, steps
+from manyranks.theory.published import conversions, error_bars, fit, layers, one_gpu, peaks, steps
 from manyranks.theory.stacks import STACKS
 
 
@@ -22,10 +22,12 @@ def main() -> None:
     for chip in one_gpu.CHIPS:
         print(f"\nOne {chip}, measured for this course: ms in which kernels run, forward and backward, and GB used at once\n")
         timed = [one_gpu.attentions(chip, "flash-2"), one_gpu.attentions(chip, "cudnn"), one_gpu.steps(chip)]
-        lines, peaks = [_of_one_gpu(row, 1e3) for table in timed for row in table], one_gpu.peaks(chip)
-        _print(("what", "run", "predicted", "measured", "error"), [*lines, *(_of_one_gpu(row, 1e-9) for row in peaks)])
-        means = (f"{table[0].table} {one_gpu.mean_error(table):.1%} ({len(table)})" for table in (*timed, peaks))
+        lines, used = [_of_one_gpu(row, 1e3) for table in timed for row in table], one_gpu.peaks(chip)
+        _print(("what", "run", "predicted", "measured", "error"), [*lines, *(_of_one_gpu(row, 1e-9) for row in used)])
+        means = (f"{table[0].table} {one_gpu.mean_error(table):.1%} ({len(table)})" for table in (*timed, used))
         print(f"\nMean absolute error: {', '.join(means)}")
+    print("\nPeaks: GB that the allocator held at most, and the error bar that each has without its own run\n")
+    _print(("peak", "run", "predicted", "measured", "error", "error bar"), [_peak(row) for row in peaks.rows()])
     print()
     _print(("constant", "value", "where from"), _constants())
     print("\nEach table with the constant fitted on the other tables\n")
@@ -40,15 +42,20 @@ def _conversion(check: conversions.Check) -> tuple[str, ...]:
     return check.table, check.what, computed, published, f"{check.error:+.2%}" + ("" if check.holds else "  TOO FAR")
 
 
-def _prediction(row: steps.Row) -> tuple[str, ...]:
+def _prediction(row: steps.PublishedRun) -> tuple[str, ...]:
     return row.table, row.name, f"{row.predict():.4g}", f"{row.measured:.4g}", row.unit, f"{row.error():+.1%}"
 
 
-def _of_one_gpu(row: one_gpu.Row, by: float) -> tuple[str, ...]:
+def _of_one_gpu(row: one_gpu.Measurement, by: float) -> tuple[str, ...]:
     return row.table, row.name, f"{by * row.predicted:.3g}", f"{by * row.measured:.3g}", f"{row.error:+.1%}"
 
 
-def _layer(row: layers.Row) -> tuple[str, ...]:
+def _peak(row: peaks.MeasuredPeak) -> tuple[str, ...]:
+    bar = str(error_bars.of_measured(row))
+    return f"peak, {row.table}", row.name, f"{row.predict() / 1e9:.3g}", f"{row.measured / 1e9:.3g}", f"{row.error():+.1%}", bar
+
+
+def _layer(row: layers.Experiment) -> tuple[str, ...]:
     found, printed = row.predict(), row.measured
     times = [f"{1e3 * seconds:.1f}" for pair in zip(found[:2], printed[:2], strict=True) for seconds in pair]
     overheads = [f"{share:+.1%}" if share is not None else "" for share in (found.overhead, printed.overhead)]

@@ -4,7 +4,7 @@ import math
 
 from manyranks import progress_bar
 from manyranks.theory.kernels import DEFAULT, Constants
-from manyranks.theory.published.steps import FOUNDRY, KORTHIKANTI, PRETRAINING, SC21, TORCHTITAN, Row, rows
+from manyranks.theory.published.steps import FOUNDRY, KORTHIKANTI, PRETRAINING, SC21, TORCHTITAN, PublishedRun, rows
 
 FITTED_ON = (SC21, KORTHIKANTI)
 TABLES = (*PRETRAINING, TORCHTITAN, FOUNDRY)  # each is left out once
@@ -18,11 +18,11 @@ def fit(tables: tuple[str, ...] = FITTED_ON) -> float:
     return min((round(best + x, 2) for x in FINE), key=lambda matmul: _squares(chosen, matmul))
 
 
-def _squares(chosen: list[Row], matmul: float) -> float:
+def _squares(chosen: list[PublishedRun], matmul: float) -> float:
     return sum(math.log1p(row.error(Constants(matmul=matmul))) ** 2 for row in chosen)
 
 
-def mean_error(chosen: list[Row], constants: Constants = DEFAULT) -> float:
+def mean_error(chosen: list[PublishedRun], constants: Constants = DEFAULT) -> float:
     """Mean of the errors' absolute values."""
     return sum(abs(row.error(constants)) for row in chosen) / len(chosen)
 

@@ -13,7 +13,7 @@ from manyranks.theory.shapes import models
 TABLE = "Korthikanti Table 4"
 
 
-class Times(NamedTuple):
+class LayerTimes(NamedTuple):
     """Seconds; overhead: of both together over the baseline's, a share, None for the baseline itself."""
 
     forward: float
@@ -26,26 +26,26 @@ class Times(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class Experiment:
     """An experiment; measured: what the table prints."""
 
     name: str
     plan: Plan
-    measured: Times
+    measured: LayerTimes
 
-    def predict(self, constants: Constants = DEFAULT) -> Times:
+    def predict(self, constants: Constants = DEFAULT) -> LayerTimes:
         """Predicts from the plan alone."""
         _, lines = steps.lines(TABLE)
         shape, cluster = models[lines[0]["shape"]], clusters[lines[0]["cluster"]]
         found = [pace.of_layer(shape, plan, cluster, constants) for plan in (self.plan, steps.plan_of(lines[0]))]
         own, base = ((both.forward.seconds, both.backward.seconds) for both in found)
-        return Times(*own, None if self.measured.overhead is None else sum(own) / sum(base) - 1)
+        return LayerTimes(*own, None if self.measured.overhead is None else sum(own) / sum(base) - 1)
 
 
-def rows() -> list[Row]:
+def rows() -> list[Experiment]:
     found = []
     for line in steps.lines(TABLE)[1]:
         overhead = float(line["overhead_pct"]) / 100 if "overhead_pct" in line else None
-        measured = Times(float(line["forward_ms"]) / 1e3, float(line["backward_ms"]) / 1e3, overhead)
-        found.append(Row(line["experiment"], steps.plan_of(line), measured))
+        measured = LayerTimes(float(line["forward_ms"]) / 1e3, float(line["backward_ms"]) / 1e3, overhead)
+        found.append(Experiment(line["experiment"], steps.plan_of(line), measured))
     return found

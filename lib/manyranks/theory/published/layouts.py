@@ -50,7 +50,7 @@ def layouts() -> list[Layout]:
     return [_layout(row, runs) for row in tables.rows("layouts")]
 
 
-def _layout(row: dict[str, str], runs: dict[str, steps.Row]) -> Layout:
+def _layout(row: dict[str, str], runs: dict[str, steps.PublishedRun]) -> Layout:
     if run := runs.get(row["run"]):
         ran = run.shape, run.plan, run.cluster
     else:

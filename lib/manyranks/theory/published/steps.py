@@ -28,7 +28,7 @@ _SIZES |= {"norms_per_layer"}
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRun:
     """A run. measured: seconds a step; tokens/s of an accelerator; or its FLOP/s under `counting`.
 
     It holds nothing that was measured but this; predict() is given the configuration alone.
@@ -63,11 +63,11 @@ class Row:
         return self.error(constants) if self.unit == "s" else self.measured / self.predict(constants) - 1
 
 
-def rows() -> list[Row]:
+def rows() -> list[PublishedRun]:
     return [row for table in TABLES for row in of(table)]
 
 
-def of(table: str, fitted: bool = True) -> Iterator[Row]:
+def of(table: str, fitted: bool = True) -> Iterator[PublishedRun]:
     """Reads the runs of one table, in its order: those that fitted, or those that ended out of memory."""
     about, found = lines(table)
     for line in found:
@@ -75,12 +75,12 @@ def of(table: str, fitted: bool = True) -> Iterator[Row]:
             yield _row(table, about, line)
 
 
-def _row(table: str, about: dict[str, str], line: dict[str, str]) -> Row:
+def _row(table: str, about: dict[str, str], line: dict[str, str]) -> PublishedRun:
     plan, shape = plan_of(line), models[line["shape"]]
     shape = replace(shape, **{name: tables.value(text) for name, text in line.items() if name in _SIZES})
     if shape.positions:  # learned, as many as a sequence has tokens
         shape = replace(shape, positions=plan.seq)
-    return Row(
+    return PublishedRun(
         table,
         line.get("name", shape.name),
         shape,

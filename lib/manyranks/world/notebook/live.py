@@ -19,7 +19,7 @@ from manyranks.world.faults.outcome import Outcome
 from manyranks.world.notebook.output import Output
 from manyranks.world.rank.watch import Whereabouts
 
-PATIENCE, EVERY = 1.0, 0.25  # seconds before it is shown, and between two changes
+DELAY, EVERY = 1.0, 0.25  # seconds before it is shown, and between two changes
 Looks = dict[int, Whereabouts | None]
 
 _STYLE = """<style>
@@ -101,7 +101,7 @@ class Live(Nothing):
 
     def step(self, looks: Looks) -> None:
         now = time.monotonic()
-        if now - self._started < PATIENCE or now - self._last < EVERY:
+        if now - self._started < DELAY or now - self._last < EVERY:
             return
         self._last, self._looks = now, looks
         if self._handle is None:

@@ -18,7 +18,7 @@ from manyranks.world.fences import sandbox
 from manyranks.world.fences.confine import clean
 from manyranks.world.processes import forkserver
 from manyranks.world.processes.handle import RankProcess, readable
-from manyranks.world.processes.patience import Patience
+from manyranks.world.processes.waiting import Standstill
 
 _TICK = 0.05  # seconds between two looks at whether it is ready
 _STANDING_STILL = 60.0  # seconds that the import of torch may do nothing; while it gets on, it may take any time
@@ -191,9 +191,9 @@ class Forkserver:
                 self.close()
 
     def _is_ready(self) -> bool:
-        patience = Patience(self.pid, _STANDING_STILL, "importing torch for the ranks")
+        standstill = Standstill(self.pid, _STANDING_STILL, "importing torch for the ranks")
         with progress_bar.bar("importing torch for the ranks") as bar:
-            while not (heard := readable(self._socket.fileno(), _TICK)) and not patience.over():
+            while not (heard := readable(self._socket.fileno(), _TICK)) and not standstill.over():
                 bar.step(0)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             if heard:

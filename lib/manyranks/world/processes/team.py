@@ -13,8 +13,8 @@ from manyranks.world.errors import NotStarted
 from manyranks.world.fences.confine import Confined
 from manyranks.world.processes.handle import RankProcess, readable
 from manyranks.world.processes.local import Forkserver, the_forkserver
-from manyranks.world.processes.patience import Patience
 from manyranks.world.processes.ray_engine import RayServer
+from manyranks.world.processes.waiting import Standstill
 from manyranks.world.rank import messages, watch
 from manyranks.world.rank.process import Setup
 
@@ -47,15 +47,15 @@ class Team:
                 process.confined = confined is not None
                 setup = Setup(rank, size, backend, store, sys.path, folder, environment, confined, server.clock())
                 messages.send(process.command, messages.pack(setup))
-            self._wait_until_ready(Patience(server.pid, _STANDING_STILL, "starting the ranks"))
+            self._wait_until_ready(Standstill(server.pid, _STANDING_STILL, "starting the ranks"))
         except BaseException:
             self.close()
             raise
 
-    def _wait_until_ready(self, patience: Patience) -> None:
+    def _wait_until_ready(self, standstill: Standstill) -> None:
         for process in self.processes:
             while not readable(process.command.fileno(), _TICK):
-                if patience.over():
+                if standstill.over():
                     still = f"no process has made progress for {_STANDING_STILL:.0f} s"
                     raise NotStarted(f"rank {process.rank} isn't ready, and {still}:\n{_last_words(process)}")
             try:

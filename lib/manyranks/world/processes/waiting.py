@@ -1,4 +1,4 @@
-"""Patience with processes on a busy machine: with those that start, while they make progress, and with those that compute."""
+"""Waiting for processes on a busy machine: for those that start, while they make progress, and for those that compute."""
 
 import contextlib
 import sys
@@ -13,7 +13,7 @@ _BETWEEN = 1.0  # seconds between two looks
 _SHARE = 0.1  # of the time; a process that only waits for others works for less
 
 
-class Patience:
+class Standstill:
     """Waits for a process and its children.
 
     pid: the process; None if it can't be seen, and then the time alone counts
@@ -69,15 +69,15 @@ class Clock:
     """Counts the seconds when processes could go on, without those when others had the processors that they needed.
 
     pids: of the processes; none where all seconds count
-    most: how many times as long the seconds may be in all
+    slack: how many times as long the seconds may be in all
 
     Processes that sleep need no processor, so all their seconds count, however busy the machine is. A process that
     waits for its own threads waits for nobody else: their time counts as its own.
     """
 
-    def __init__(self, pids: Iterable[int] = (), most: float = 1.0):
-        self._began, self._most, self._slow = time.monotonic(), most, 0.0
-        self._before = {pid: (*turn, computed(pid)) for pid in pids if (turn := _turn(pid))} if most > 1 else {}
+    def __init__(self, pids: Iterable[int] = (), slack: float = 1.0):
+        self._began, self._slack, self._slow = time.monotonic(), slack, 0.0
+        self._before = {pid: (*turn, computed(pid)) for pid in pids if (turn := _turn(pid))} if slack > 1 else {}
 
     def forget(self, seconds: float) -> None:
         self._began += seconds
@@ -89,17 +89,17 @@ class Clock:
     def seconds(self) -> float:
         """Returns how many have passed so far."""
         passed = time.monotonic() - self._began
-        if self._most > 1 and not self._before:  # not Linux: how busy it is now tells how busy it was
+        if self._slack > 1 and not self._before:  # not Linux: how busy it is now tells how busy it was
             from manyranks.measure.machine import slowness
 
             self._slow = self._slow or max(1.0, slowness())
-            return passed / min(self._slow, self._most)
+            return passed / min(self._slow, self._slack)
         turns = [(*turn, computed(pid), *before) for pid, before in self._before.items() if (turn := _turn(pid))]
         ran = sum(max(own - own_before, all_ - before) for own, _, all_, own_before, _, before in turns)
         wanted = sum(own + waited - own_before - waited_before for own, waited, _, own_before, waited_before, _ in turns)
         could = min(wanted, passed * cores())  # had no other program run
         others = min(wanted, passed) * (1 - ran / could) if could > ran else 0.0
-        return max(passed - others, passed / self._most)
+        return max(passed - others, passed / self._slack)
 
 
 def computed(pid: int, children: bool = False) -> float:
