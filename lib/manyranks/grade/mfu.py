@@ -62,11 +62,20 @@ def _amounts(share: float, what: str, names: str, unit: Callable[[float], str], 
             for name, here in judge.look(should).items():
                 if not same(there := seen.results[name], here):
                     found = (f"rank {rank}: " if trial.n > 1 else "") + f"{name}: {_both(there, here, unit)}"
-                    why = WAIT if trial.unwaited else ROUNDED if only_rounded(there, here) else hint
+                    mixed = ROUNDED if only_rounded(there, here) else _mixed(name, there, should.results)
+                    why = WAIT if trial.unwaited else mixed or hint
                     return Verdict(False, found, why, firm=bool(trial.unwaited))
         return Verdict(True)
 
     return judge._replace(verdict=verdict)
+
+
+def _mixed(name: str, there: float, right: dict[str, Any]) -> str:
+    """Says whether a wrong number is another name's, or has another one's in it."""
+    others = {other: x for other, x in right.items() if other != name and isinstance(x, float | int) and x}
+    exchanged = (f"that is what {other} should be: are the two exchanged?" for other, x in others.items() if same(there, x))
+    more = (f"{other} is counted in {name}, too" for other, x in others.items() if same(there, right[name] + x))
+    return next(exchanged, "") or next(more, "")
 
 
 def _both(there: float, here: float, unit: Callable[[float], str]) -> str:
