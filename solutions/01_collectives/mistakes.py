@@ -324,9 +324,6 @@ slip("ring_all_reduce", "reduce_with_a_broken_ring", 1.6, "", lambda x: right_ga
     says="do your ring_reduce_scatter and ring_all_gather pass their own checks?")
 slip("ring_all_reduce", "reduce_upwards_as_in_the_chapter", 2.4, HINT_2, lambda x: two_rings(x, up=True) / me()[1], on=ALL)
 
-def ring_reduce_scatter(x):
-    raise NotImplementedError  # your code here
-
 # mistakes: all_to_all
 
 def received(x, place=lambda rank, k, n: (rank - k) % n, own=True):

@@ -620,8 +620,6 @@ slip("straggler", "LongestWait", 0, VICTIM, Straggler, answer=most(lambda self: 
 slip("straggler", "MostCompute", 0,
     "that rank computes longest because its stage has more to do: compare it with ranks of the same stage",
     Straggler, answer=most(lambda self: self.spent("compute")))
-slip("straggler", "HardCoded", 0, "that is what the first cluster had: read it off the spans", Straggler,
-    answer=lambda self: (5, "computes"))
 slip("straggler", "WithWaiting", 0, WAITING, Straggler, of_call=max)
 slip("straggler", "AnySlowCall", 0,
     "that is a partner of the slow rank, in one slow call. The slow one is slow in all its calls between nodes", Straggler,

@@ -203,7 +203,6 @@ _SHARDS = (
 _HOOK = "reduce it in a hook, register_post_accumulate_grad_hook. A lambda in a loop sees its last value: use functools.partial"
 _REST = "finish() sends what has not left, with zeros for None"
 TURN = "gradients leave in the reverse order of `params`, on all ranks: one that's there early waits for those before it"
-_ANEW = f"{TURN}; does finish() forget what the backward before has counted?"
 
 
 def leaving(events: list[Event], model: nn.Module) -> tuple[str, str]:
@@ -212,7 +211,7 @@ def leaving(events: list[Event], model: nn.Module) -> tuple[str, str]:
     place, backward, there, left = "", 0, set(), len(turns)
     for kind, what, count in events:
         name, right = turns[left] if left < len(turns) else ("", 0)
-        anew = _ANEW if backward > 1 else ""
+        anew = f"{TURN}; does finish() forget what the backward before has counted?" if backward > 1 else ""
         if place == "backward" and kind in ("gradient", "mark") and name in there:
             until = f"that of {what} was made" if kind == "gradient" else "backward was over"
             return f"in backward #{backward}, the gradient of {name} was there, but had not left when {until}", anew or _HOOK

@@ -328,17 +328,13 @@ def _keeps_little(trial: Trial, right: Right) -> Verdict:
     return Verdict(False, "there was no all-reduce to judge")
 
 
-_ONCE_PER_STEP = "first what `replicate` sends, then one all-reduce per step for each bucket of `cut`"
 _WRAPPED = (
     values(0.4, "trains like one process on the whole batch"),
-    calls(0.2, "sends each bucket once per step", _by_bucket, _ONCE_PER_STEP),
+    calls(0.2, "sends each bucket once per step", _by_bucket, "what `replicate` sends, then one all-reduce per bucket a step"),
     rank_by_rank(0.3, "sends each bucket as soon as it can leave", _leaves_late, _order),
     _ROWS_KEPT._replace(verdict=_keeps_little),
 )
-_MEANS = (
-    "all ranks begin with rank 0's parameters and buffers; after finish(), parameter.grad is the mean over the ranks of all "
-    "that this step's backward passes have added up"
-)
+_MEANS = "ranks begin alike; after finish(), parameter.grad is the mean over them of all that the step's backwards added up"
 _BOTH = {"run": _train, "make": _steps, "judges": _WRAPPED, "unexplained": _MEANS}
 overlapped = _task(_OVERLAPPED, 6, cases=(_STEPS,), more=lambda random: [_STEPS + _OTHER], **_BOTH)
 no_sync = _task(f"{_OVERLAPPED}.no_sync()", 3, cases=(_MICRO, _EXCEPTION), more=lambda random: [_MICRO + _OTHER], **_BOTH)

@@ -183,7 +183,7 @@ exchange = _task(
     lambda n: (Case((5, 3, 6, 4)[:n], 3 * n, 2, 3), Case((3, 0, 2, 4)[:n], 2 * n, 1, 5, liked=-1000, strided=True)),
     allowed=NOTHING_GIVEN,
     make=_rows,
-    unexplained="forward: dist.all_to_all_single(out, rows, received, sent); backward: the same of the gradients, with the lists swapped",
+    unexplained="forward: dist.all_to_all_single(out, rows, received, sent); backward: the same with the two lists swapped",
 )
 
 

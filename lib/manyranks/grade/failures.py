@@ -194,14 +194,13 @@ def _resumed(own: tuple, kind: Any, watch: Watch) -> dict:
     return dict(zip(("the samples after the resume", "the noise after the resume"), _steps(loaders, 5), strict=True))
 
 
-_DRAWN = "it's drawn when a batch is fetched: save the generator as it was before it drew for the first batch in the queue"
 loader = _task(
     "Loader(samples, batch, seed, rank, ranks, ahead)",
     5,
     _resumed,
     (
         values(0.45, "the samples go on as if nothing had happened", "samples", alone=True),
-        facts(0.35, "and so does the noise", "noise", _DRAWN),
+        facts(0.35, "and so does the noise", "noise", "keep the generator's state from before each fetch, and save that"),
         facts(0.1, "reads ahead", "fetched", "__next__ fills the queue until `ahead` batches are left in it", needs=1),
         _at_most(0.1, "the state is small", "the state", "a step and a generator's state are enough", 2000),
     ),
