@@ -82,7 +82,7 @@ slip("shift", "AlwaysAhead", 0.5, "(r + by) % N is right for a negative `by`, to
 slip("shift", "LeavesTheModuloOut", 0, "", Shift, says="a rank is a number from 0 to N − 1",
     neighbors=lambda self, rank, by, n: (rank + by, rank - by))
 
-@mistake("shift", "receive into a new tensor: torch.empty_like(x)", points=4.5)
+@mistake("shift", "return a new tensor: receive into one, or return x.clone()", points=4.5)
 class ReceivesIntoItsInput(Shift):
     def __call__(self, x, by):
         x.copy_(y := super().__call__(x, by))

@@ -311,19 +311,18 @@ def reduce_without_the_gather(x):
     return placed(chunks[me()[0]] / me()[1], len(x))
 
 slip("ring_all_reduce", "reduce_without_the_reduce_scatter", 0,
-    "these are the ranks' own chunks, divided by N: nothing was added, reduce-scatter them first",
+    "these are the ranks' own chunks, divided by N: nothing was added, so does your ring_reduce_scatter pass its check?",
     lambda x: right_gather(x.tensor_split(me()[1])[me()[0]] / me()[1], len(x)))
 slip("ring_all_reduce", "reduce_and_round_down", 1.6, "// rounds down: divide with /", lambda x: two_rings(x) // me()[1])
 
-@mistake("ring_all_reduce", says="ring_all_gather takes the number of elements of the whole tensor, the same on every rank")
+@mistake("ring_all_reduce", says="ring_all_gather takes chunk r, and the number of elements of the whole tensor: is that")
 def reduce_and_gather_n_shards_like_its_own(x):
     shard = right_scatter(x) / me()[1]
     return right_gather(shard, me()[1] * len(shard))
 
+slip("ring_all_reduce", "reduce_with_a_broken_ring", 1.6, "", lambda x: right_gather(scatter(x, adds=False) / me()[1], len(x)),
+    says="do your ring_reduce_scatter and ring_all_gather pass their own checks?")
 slip("ring_all_reduce", "reduce_upwards_as_in_the_chapter", 2.4, HINT_2, lambda x: two_rings(x, up=True) / me()[1], on=ALL)
-
-def ring_reduce_scatter(x):
-    raise NotImplementedError  # your code here
 
 # mistakes: all_to_all
 

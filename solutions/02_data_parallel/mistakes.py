@@ -227,11 +227,6 @@ def average_from_the_checks_examples(model, examples):
     for p in learning(model.parameters()):
         dist.all_reduce(torch.randn_like(p))
 
-@mistake("average", "", says="manyranks.parallel.data_parallel.NaiveDataParallel is not allowed")
-def average_by_the_chapter(model, examples):
-    weigh(model, examples / total_of(examples) * me()[1])
-    NaiveDataParallel(model).finish()
-
 BEFORE = "weigh before the all-reduce: each rank's gradient has the weight of its own examples, not the sum of all"
 slip("average", "average_by_the_sum", 0,
      "that is the sum of the ranks' gradients: multiply each by its examples, divide by those of all ranks",
@@ -617,11 +612,13 @@ slip("Overlapped", "HidesTheChapters", 0, "", says="manyranks.parallel.data_para
      base=IsNoModule, make=lambda self, model, smallest, largest: OverlappedDataParallel(model, bucket_bytes=largest))
 slip("Overlapped", "NeverReplicates", 2.4,
      "the ranks started from different weights: call replicate(module) when the wrapper is made", start=nothing)
+slip("Overlapped", "ReplicatesNoBuffers", 2.4, "the ranks' buffers differ: does your replicate pass its own check?",
+     start=lambda self, module: send_all(module.parameters()))
 slip("Overlapped", "NeverDivides", 2.4, SUM, row=lambda self, k: row_of(self.buckets[k]))
 slip("Overlapped", "DividesTwice", 2.4, "that is divided by N twice: before the all-reduce, and in finish() again",
      write=lambda self, bucket, row: hand_out(bucket, row / me()[1]))
 slip("Overlapped", "CutsByItsOwnRule", 3, "", cut=lambda self, parameters, first, cap: cut(parameters, cap, cap),
-     says="one all-reduce per step for each bucket of `cut`, in its order")
+     says="then one all-reduce per bucket a step")
 slip("Overlapped", "WritesNothingBack", 2.4, OWN, write=nothing)
 slip("Overlapped", "SendsAfterBackward", 4.2, START, hook=nothing)
 slip("Overlapped", "WaitsInTheHook", 4.2, "", says="waits for an all-reduce while backward runs",
@@ -654,7 +651,7 @@ slip("no_sync", "SendsZerosForWhatCameInside", 1.2,
      reset=lambda self: (setattr(self, "come", set()), Overlapped.reset(self)))
 slip("no_sync", "SendsWhenItEnds", 1.5, "", says="inside no_sync(), and when it ends, nothing leaves",
      no_sync=ends_with_finish)
-slip("no_sync", "DividesWhatAccumulated", 1.2, "", says="after finish(), parameter.grad is the mean over the ranks of all that",
+slip("no_sync", "DividesWhatAccumulated", 1.2, "", says="after finish(), parameter.grad is the mean over them of all",
      no_sync=divides_inside)
 slip("no_sync", "SyncsAllTheSame", 0.9, "an all-reduce inside no_sync(): in there, the hook has nothing to do",
      no_sync=lambda self: nullcontext())

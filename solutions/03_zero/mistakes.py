@@ -263,7 +263,7 @@ slip("Stage1", "GathersBeforeTheStep", 2, LATE, step=lambda self: (self.reduce()
 slip("Stage1", "KeepsGradientsOfShards", 1.65, "the shards' gradients are still there: zero_grad() sets them to None, too",
      forgotten=lambda self: self.params)
 slip("Stage1", "OptimizesWholeParameters", 0.65,
-     "the shards never change: the optimizer was made of the whole parameters, and it needs the shards",
+     "the shards never change: make the optimizer of them, and give them their gradients before it steps",
      make=lambda self, optimizer_class, kwargs: optimizer_class(self.params, **kwargs))
 slip("Stage1", "ClearsNothing", 0.65, CLEAR, zero_grad=lambda self: None)
 slip("Stage1", "ClearsShardsOnly", 0.65, CLEAR, zero_grad=lambda self: self.optimizer.zero_grad())
@@ -405,6 +405,10 @@ slip("Stage2", "InheritsStep", 1.4, "does step() reduce again, as in Stage1? Sha
      step=Stage1.step)
 slip("Stage2", "CountsOnce", 0, "the first backward was right: finish() has to forget what it counted",
      finish=lambda self: [self.send() for _ in self.queue[self.left :]])
+slip("Stage2", "ForgetsHalf", 0.4, "the first backward was right: finish() has to forget what was there, too",
+     reset=lambda self: (setattr(self, "left", 0), vars(self).setdefault("there", set())))
+slip("Stage2", "KeepsTheStepsBefore", 1.6, "the shards' gradients are still there: zero_grad() sets them to None, too",
+     forgotten=lambda self: self.params)
 slip("Stage2", "DropsInFinish", 2.6, "drop a gradient at once when it has left, not after backward: parameter.grad = None",
      drop=lambda self, p: None, finish=lambda self: (Stage2.finish(self), [setattr(p, "grad", None) for p in self.params]))
 

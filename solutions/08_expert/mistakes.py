@@ -259,6 +259,8 @@ slip("Exchange", "NoGradient", 0,
 
 slip("Exchange", "GradientsStay", 0, "backward has to send, too: the gradient of a row that came from rank s belongs to rank s",
     RightExchange, back=lambda grad, sent, received: torch.cat([grad, grad.new_zeros(sum(sent), grad.shape[1])])[: sum(sent)])
+slip("Exchange", "GradientsAreMeans", 1.2, "gradients come back as they are: each belongs to one row, so divide nothing by N",
+    RightExchange, back=lambda grad, sent, received: travel(grad, received, sent) / dist.get_world_size())
 slip("Exchange", "GradientNotContiguous", 1.5, "", RightExchange, says="grad.contiguous()", back=as_it_lies)
 slip("Exchange", "ScatteredRoom", 1.2,
     "the all-to-all's out isn't contiguous, and gloo mixes up its numbers: make a new one", RightExchange,

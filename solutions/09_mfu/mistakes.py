@@ -389,7 +389,7 @@ slip("waterfall", "own_moments", 1.75, "waiting for other ranks is counted as me
     "call nothing is on its way. That takes the others' moments, and of each call the largest, op=dist.ReduceOp.MAX",
     lambda *given: budget(*given, largest=lambda row: row))
 slip("waterfall", "sum_of_moments", 2.75,
-    "all waiting is for ranks here, none for messages: an all-reduce adds up the moments unless op=dist.ReduceOp.MAX",
+    "all waiting is for ranks here, none for messages: does the all-reduce add up the moments? op=dist.ReduceOp.MAX",
     lambda *given: budget(*given, largest=lambda row: summed(row + 1000)))
 slip("waterfall", "clocks_agree", 2.75,
     "the ranks' clocks began at different times: subtract `zero` before the all-reduce, and add it after",
@@ -403,6 +403,9 @@ slip("waterfall", "waiting_below_zero", 2.75,
 slip("waterfall", "exchanged", 2.75,
     "messages and ranks are exchanged: before the last rank comes, you wait for ranks; after that, for messages",
     lambda *given: budget(*given, split=lambda *one: split(*one)[::-1]))
+slip("waterfall", "in_another_order", 3.5, "",
+    lambda *given: dict(zip(("peak", "rest", "messages", "ranks", "slower"), budget(*given).values(), strict=True)),
+    says="that is what rest should be: are the two exchanged?")
 slip("waterfall", "no_rest", 4.25,
     "the rest is forgotten: what no operator and no wait covers, between the step's start and its end",
     lambda *given: budget(*given, left=lambda step, parts: 0.0))

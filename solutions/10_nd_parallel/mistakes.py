@@ -319,7 +319,7 @@ slip("average", "OnlyMembers", 0, "", Average, says="" + ALL_RANKS,
 
 MOST_INSIDE = (
     "the axis with most bytes is innermost here, which is not always best: an axis larger than a node leaves it anyway, at "
-    "few of its hops, and takes the place of one that would stay. Count the bytes of each order"
+    "few of its hops, and takes the place of one that would stay. Count the bytes of all hops, from last to first, too"
 )
 TURNED = "the order is turned round: the outermost axis comes first, and neighbors, which share a node, differ in the last one"
 
@@ -492,7 +492,7 @@ NO_DRIFT = (
     "weights differ from tp rank to tp rank because they are cut, from stage to stage because these have other layers: that is "
     "no drift. Compare ranks that have the same tp and pp"
 )
-FIRST_HAD = "that is what the first cluster had: read it off the coordinates of the ranks of a call, or off the weights"
+FIRST_HAD = "that is right for some clusters only: read it off the coordinates of the ranks of a call, or off the weights"
 
 @right("drifting")
 class Drifting:
@@ -542,6 +542,8 @@ slip("drifting", "TheOtherOne", 0,
     axis=lambda self: {"dp": "cp", "cp": "dp"}[Drifting.axis(self)])
 slip("drifting", "Rank0sGroup", 0, ONE_GROUP, Drifting, said_by=slice(1))
 slip("drifting", "AlwaysCp", 0, FIRST_HAD, Drifting, axis=lambda self: "cp")
+slip("drifting", "Turned", 0, FASTEST, Drifting,
+    __call__=lambda self, run: Drifting.__call__(self, run._replace(sizes=turned(run.sizes))))
 slip("drifting", "AsInTheChapter", 1.5, FIXED, Drifting, groups=lambda self: groups_of(chapter(self.run.sizes), self.axes))
 slip("drifting", "AsTheyWere", 1.5, "those are the groups the run had, mistake included", Drifting,
     groups=lambda self: sorted({call.ranks for call in self.calls()}))
@@ -561,6 +563,7 @@ OTHERS = {"computes": "sends", "sends": "computes"}
 @right("straggler")
 class Straggler:
     of_call = of_rank = min
+    limit = 1.1
 
     def __call__(self, run):
         self.run, self.ranks = run, range(len(run.spans))
@@ -583,7 +586,7 @@ class Straggler:
     def answer(self):
         compute = self.spent("compute")
         for rank in self.ranks:
-            if compute[rank] > 1.1 * min(compute[one] for one in self.ranks if self.stage(one) == self.stage(rank)):
+            if compute[rank] > self.limit * min(compute[one] for one in self.ranks if self.stage(one) == self.stage(rank)):
                 return rank, "computes"
         return max(self.ranks, key=self.slowness), "sends"
 
@@ -617,8 +620,6 @@ slip("straggler", "LongestWait", 0, VICTIM, Straggler, answer=most(lambda self: 
 slip("straggler", "MostCompute", 0,
     "that rank computes longest because its stage has more to do: compare it with ranks of the same stage",
     Straggler, answer=most(lambda self: self.spent("compute")))
-slip("straggler", "HardCoded", 0, "that is what the first cluster had: read it off the spans", Straggler,
-    answer=lambda self: (5, "computes"))
 slip("straggler", "WithWaiting", 0, WAITING, Straggler, of_call=max)
 slip("straggler", "AnySlowCall", 0,
     "that is a partner of the slow rank, in one slow call. The slow one is slow in all its calls between nodes", Straggler,
@@ -629,11 +630,13 @@ slip("straggler", "MeanRatio", 0,
 slip("straggler", "InsideToo", 0, "calls inside a node do not use the slow link: leave them out", Straggler,
     far=lambda self, rank: [call for call in self.run.calls[rank] if call.sent])
 slip("straggler", "BesideItsNeighbor", 0,
-    "that rank's stage has more work: compare it with ranks with the same pp coordinate; rank + 1 may be on another stage",
+    "stages differ in their work: compare a rank only with those of the same pp coordinate; rank + 1 may be on another stage",
     Straggler, stage=lambda self, rank: rank // 2)
 slip("straggler", "CauseSwapped", 2.1,
     '"computes" where its compute spans are longer than those of ranks with the same work, "sends" where they are not',
     Straggler, answer=lambda self: (Straggler.answer(self)[0], OTHERS[Straggler.answer(self)[1]]))
+slip("straggler", "HighLimit", 0, "some slow ranks are below this limit: within a stage, 1.1 times the others is slow already",
+    Straggler, limit=1.5)
 slip("straggler", "AlwaysComputes", 2.1, 'compute spans are equal within a stage in some clusters: the cause is "sends" there',
     Straggler, answer=lambda self: (Straggler.answer(self)[0], "computes"))
 slip("straggler", "OtherWords", 0, "", Straggler, says="it returns a pair: a rank", answer=lambda self: (0, "rank 0 is slow"))

@@ -302,13 +302,17 @@ class CountsItsOwn(Loader):
         super().load_state(state)
         self.fetched = self.used = state["samples"] * self.ranks // self.batch
 
-@mistake("Loader", "batches that it had read ahead before load_state are still in the queue: throw them away")
+QUEUE = "batches that it had read ahead before load_state are still in the queue: throw them away"
+
+@mistake("Loader", QUEUE)
 class KeepsTheQueue(Loader):
     def load_state(self, state):
         queue = self.queue.copy()
         super().load_state(state)
         self.queue = queue
 
+slip("Loader", "KeepsItAndCountsIt", 0, QUEUE, KeepsTheQueue,
+    state=lambda self: Loader.state(self) | {"used": self.fetched - len(self.queue)})
 slip("Loader", "SavesTheOrder", 4.5, "the state holds the whole order: a step and a generator's state are enough", Loader,
     state=lambda self: Loader.state(self) | {"order": self.order(0)})
 

@@ -211,9 +211,10 @@ def leaving(events: list[Event], model: nn.Module) -> tuple[str, str]:
     place, backward, there, left = "", 0, set(), len(turns)
     for kind, what, count in events:
         name, right = turns[left] if left < len(turns) else ("", 0)
+        anew = f"{TURN}; does finish() forget what the backward before has counted?" if backward > 1 else ""
         if place == "backward" and kind in ("gradient", "mark") and name in there:
             until = f"that of {what} was made" if kind == "gradient" else "backward was over"
-            return f"in backward #{backward}, the gradient of {name} was there, but had not left when {until}", _HOOK
+            return f"in backward #{backward}, the gradient of {name} was there, but had not left when {until}", anew or _HOOK
         if kind == "gradient":
             there.add(what)
         elif kind == "mark":
@@ -229,7 +230,7 @@ def leaving(events: list[Event], model: nn.Module) -> tuple[str, str]:
                 return f"in backward #{backward}, more left than there are gradients", "each gradient leaves once a backward"
             if count != right or (place == "backward" and name not in there):
                 why = f"with {right:,}" if count != right else "which was not there"
-                return f"in backward #{backward}, {count:,} bytes left where it was the turn of {name}, {why}", TURN
+                return f"in backward #{backward}, {count:,} bytes left where it was the turn of {name}, {why}", anew or TURN
             left += 1
     return "", ""
 

@@ -61,10 +61,13 @@ def _trains(share: float, what: str, other_x: str = _OTHER_X) -> Judge:
         found = judge.verdict(trial, right)
         if found.ok or found.hint:
             return found
-        if any(seen.results[_FORWARD] != should.results[_FORWARD] for seen, should in zip(trial.seen, right, strict=True)):
+        pairs = [(seen.results, should.results) for seen, should in zip(trial.seen, right, strict=True)]
+        if any(seen[_FORWARD] != should[_FORWARD] for seen, should in pairs):
             return found._replace(hint="forward doesn't run what it must: start with the line on that")
         if "drawn after forward" in found.found:  # what else is wrong follows from it
             return found._replace(hint=_NO_SEEDS, firm=True)
+        if any(seen[_BACKWARD] != should[_BACKWARD] for seen, should in pairs):
+            return found._replace(hint="backward doesn't run what it must: start with the line on that")
         if any(seen.results["another state"] for seen in trial.seen):
             return found._replace(hint=_RESTORE, firm=True)
         if any(seen.results["another x"] for seen in trial.seen):

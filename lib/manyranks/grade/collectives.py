@@ -225,7 +225,8 @@ def _with_elements(case: Call, rank: int, n: int, seed: int) -> tuple:
     return case.of(0, n, seed).tensor_split(n)[rank].clone(), case.elements
 
 
-_OF_THE_WHOLE = "ring_all_gather takes the number of elements of the whole tensor, the same on every rank"
+_OF_THE_WHOLE = "ring_all_gather takes chunk r, and the number of elements of the whole tensor: is that what you give it?"
+_BOTH_RINGS = "do your ring_reduce_scatter and ring_all_gather pass their own checks?"
 _ROOTS = Call(_SMALL, "int64", root=-1), Call(_LARGE, "float32"), Call(_SMALL, "int64", root=1)
 tree_broadcast = _task(
     "tree_broadcast(x_E, root)",
@@ -270,11 +271,11 @@ ring_all_reduce = _task(
     4,
     _own,
     (Call(_SMALL, "float64"), Call(_LARGE, "float32")),
-    _RING,
-    Chunks(*["do your ring_reduce_scatter and ring_all_gather pass their own checks?"] * 2, _OF_THE_WHOLE),
+    f"{_RING}: {_BOTH_RINGS}",
+    Chunks(_BOTH_RINGS, _BOTH_RINGS, _OF_THE_WHOLE, _BOTH_RINGS),
     Judge(0, "divides by N", _divisions, needs=4, last=True),
     unlike=_OF_THE_WHOLE,
-    unexplained="it takes a reduce-scatter, a division by N, and an all-gather: do both rings pass their own checks?",
+    unexplained=f"it takes a reduce-scatter, a division by N, and an all-gather: {_BOTH_RINGS}",
 )
 pairwise_all_to_all = _task(
     "pairwise_all_to_all(x_E)",

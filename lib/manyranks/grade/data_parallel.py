@@ -105,6 +105,7 @@ def _by_parameter(among: list[Sent]) -> list[str]:
 _ADVICE = (
     (r"generator didn't yield|'NoneType' object is not an iterator", "no_sync() has to `yield` where the `with` block runs"),
     (r"generator didn't stop", "no_sync() has to `yield` once, and no more"),
+    (r"no attribute 'copy_'", "a gradient to write into is None: make it zeros first; and does finish() forget the step?"),
     (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b|expected a non-empty list of Tensors", _NONE),
     (r"hook on a tensor that doesn't require grad", "frozen parameters get no gradient: ask parameter.requires_grad"),
     (r"(waits in|to its|called) all_reduce", _LEFT_OUT),
@@ -329,11 +330,11 @@ def _keeps_little(trial: Trial, right: Right) -> Verdict:
 
 _WRAPPED = (
     values(0.4, "trains like one process on the whole batch"),
-    calls(0.2, "sends each bucket once per step", _by_bucket, "one all-reduce per step for each bucket of `cut`, in its order"),
+    calls(0.2, "sends each bucket once per step", _by_bucket, "what `replicate` sends, then one all-reduce per bucket a step"),
     rank_by_rank(0.3, "sends each bucket as soon as it can leave", _leaves_late, _order),
     _ROWS_KEPT._replace(verdict=_keeps_little),
 )
-_MEANS = "after finish(), parameter.grad is the mean over the ranks of all that this step's backward passes have added up"
+_MEANS = "ranks begin alike; after finish(), parameter.grad is the mean over them of all that the step's backwards added up"
 _BOTH = {"run": _train, "make": _steps, "judges": _WRAPPED, "unexplained": _MEANS}
 overlapped = _task(_OVERLAPPED, 6, cases=(_STEPS,), more=lambda random: [_STEPS + _OTHER], **_BOTH)
 no_sync = _task(f"{_OVERLAPPED}.no_sync()", 3, cases=(_MICRO, _EXCEPTION), more=lambda random: [_MICRO + _OTHER], **_BOTH)

@@ -200,7 +200,7 @@ loader = _task(
     _resumed,
     (
         values(0.45, "the samples go on as if nothing had happened", "samples", alone=True),
-        facts(0.35, "and so does the noise", "noise", "it's drawn when a batch is fetched, and that's before it's used"),
+        facts(0.35, "and so does the noise", "noise", "keep the generator's state from before each fetch, and save that"),
         facts(0.1, "reads ahead", "fetched", "__next__ fills the queue until `ahead` batches are left in it", needs=1),
         _at_most(0.1, "the state is small", "the state", "a step and a generator's state are enough", 2000),
     ),
@@ -209,11 +209,12 @@ loader = _task(
     more=given.drawn_resumes,
     worlds=(2,),
     advice=(
+        ("pop from an empty deque", "fill the queue until it holds ahead + 1 batches, and then take one: `ahead` may be 0"),
         (arguments("Loader"), "derive it from Batches"),
         (arguments("state"), "the check calls loader.state()"),
         (arguments("load_state"), "the check calls loader.load_state(state)"),
     ),
-    unexplained="step s uses places s · batch to (s + 1) · batch of all epochs, one after another, on any number of ranks",
+    unexplained="load_state empties the queue; step s uses places s · batch to (s + 1) · batch, on any number of ranks",
 )
 
 # Task 4: the newest checkpoint that's whole

@@ -62,11 +62,20 @@ def _amounts(share: float, what: str, names: str, unit: Callable[[float], str], 
             for name, here in judge.look(should).items():
                 if not same(there := seen.results[name], here):
                     found = (f"rank {rank}: " if trial.n > 1 else "") + f"{name}: {_both(there, here, unit)}"
-                    why = WAIT if trial.unwaited else ROUNDED if only_rounded(there, here) else hint
+                    mixed = _mixed(name, there, should.results)
+                    why = WAIT if trial.unwaited else ROUNDED if only_rounded(there, here) else mixed or hint
                     return Verdict(False, found, why, firm=bool(trial.unwaited))
         return Verdict(True)
 
     return judge._replace(verdict=verdict)
+
+
+def _mixed(name: str, there: float, right: dict[str, Any]) -> str:
+    """Says whether a wrong number is another name's, or has another one's in it."""
+    others = [(other, x) for other, x in right.items() if other != name and isinstance(x, float | int) and x]
+    exchanged = [f"that is what {other} should be: are the two exchanged?" for other, x in others if same(there, x)]
+    more = [f"{other} is counted in {name}, too" for other, x in others if same(there, right[name] + x)]
+    return next(iter(exchanged + more), "")
 
 
 def _both(there: float, here: float, unit: Callable[[float], str]) -> str:
@@ -203,11 +212,8 @@ _MANY = Stopped(
 
 def _timed(asks: Asks, function: Callable, watch: Watch) -> dict:
     with asks.calls(_MANY) as functions:
-        return {
-            "the time": number(
-                function(*functions, *asks.given[:3]), "the time", "it returns one number, seconds of one launch"
-            )
-        }
+        seconds = function(*functions, *asks.given[:3])
+        return {"the time": number(seconds, "the time", "it returns one number, seconds of one launch")}
 
 
 def _noted(case: Timing, device: Kept, results: Mapping[str, Fact]) -> dict:

@@ -194,8 +194,8 @@ average = Task(
 
 _ORDER = "an order has each axis of sizes once, the outermost first; an axis of degree 1 stands in it, too"
 _SMALLEST = (
-    "try all orders: of each axis, the share of ranks whose next one in the ring is on another node, times its bytes; that "
-    "with the smallest sum"
+    "try all orders: of each axis, the share of ranks whose next one in the ring is on another node (the last one's next is "
+    "the first), times its bytes; that with the smallest sum"
 )
 _MORE = "{name}, a rank sends {got} from node to node in your order; {right} are enough"
 _least = partial(at_most, 0.5, hint=_SMALLEST, says=_MORE, unit=as_bytes, each_world=True)
@@ -343,7 +343,7 @@ straggler = _task(
         values(0.3, "and whether it computes slowly, or sends slowly", "cause$", alone=True, needs=1),
     ),
     **_clusters("C"),
-    unexplained="first compare compute seconds within each stage. If these are equal: a call's own time is its ranks' shortest "
-    "span, the last one's. Compare it with calls of the same axis and bytes; the slow rank is in no fast one between nodes",
+    unexplained="first compare compute seconds within each stage, 1.1 times is slow. If they are equal: a call's own time is "
+    "its ranks' shortest span. Compare it with calls of the same axis and bytes; the slow rank is in no fast one between nodes",
     advice=((r"IndexError|KeyError: \d", _BY_NUMBER),),
 )

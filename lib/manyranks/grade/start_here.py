@@ -57,7 +57,7 @@ shift = _task(
         values(0.6, "returns the tensor of the rank `by` places back", "the result", alone=True),
         messages(0.2, "sends to the rank `by` places ahead", hint=_WHOM, needs=1),
         sent(0.1, "sends its tensor once, and nothing to itself", "^(?!recv)", hint=_ONCE),
-        facts(0.1, "leaves its input as it was", "input", hint="receive into a new tensor: torch.empty_like(x)"),
+        facts(0.1, "leaves its input as it was", "input", hint="return a new tensor: receive into one, or return x.clone()"),
     ),
     make=_tensor,
     cases=_SHIFTS,

@@ -161,7 +161,7 @@ _HEAD_DIMS = (
     "r, r + t, … where there are t or more, else head r % kv_heads alone",
 )
 _NO_HEADS = (r"ZeroDivisionError", "this rank has no key/value head: r % kv_heads")
-_F_G = "f before the units, g after the product with down, and then, once, its bias and x itself"
+_F_G = "f before the units, silu(gate) · up; g after the product with down; and then, once, its bias and x itself"
 _F_G_HEADS = (
     "f before the heads, for x, memory and shared weights; attend on the rank's heads as on the whole; g after output, which "
     "has the columns of the rank's query heads"

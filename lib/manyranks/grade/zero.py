@@ -200,7 +200,7 @@ stage1 = _task(
     make=lambda case, rank, n, seed: (case.drawn(seed), *trained(rank, seed, 6)),
     cases=(Training("AdamW", _ADAMW, ((1,), (2,), (0,))), Training("SGD", {"lr": 0.1, "momentum": 0.9}, ((2,), (1,)))),
     unexplained="in each step: a shard's .grad is its part of the mean over the ranks, the optimizer steps on the shards, and "
-    "the parameters are gathered from them. Print one parameter on all ranks after each of these",
+    "what is gathered from them is copied into the parameters. Print one parameter on all ranks after each of these",
 )
 
 
@@ -210,8 +210,8 @@ def _order(trial: Trial, right: Right) -> Verdict:
 
 
 _GRADIENTS = (
-    "once a gradient has left, its shard is all that a rank keeps: set parameter.grad to None at once, not at the end of "
-    "backward, and keep no copy"
+    "once a gradient has left, set parameter.grad to None at once, not at the end of backward, and keep no copy; zero_grad() "
+    "sets the shards' gradients to None, too"
 )
 stage2 = _task(
     "Stage2(params, optimizer_class, **kwargs)",
