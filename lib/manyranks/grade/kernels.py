@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyranks.given import kernels as given
-from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Tile, Tokens, Window, without_triton
+from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Tile, Tokens, without_triton
 from manyranks.given.numbers import normal, whole
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, as_bytes, at_most, facts, values
@@ -233,7 +233,7 @@ loss = _kernel_task(
 # Task 5: attention to a window
 
 
-def _heads(case: Window, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, int]:
+def _heads(case: Heads, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, int]:
     q, k, v = _drawn(case, seed, *[(case.heads, case.rows, case.head)] * 3)
     k[:, 0] -= 30 * q[:, 0]
     return q * 4, k, v, case.window
@@ -251,7 +251,7 @@ attend = _kernel_task(
         _moves(0.3, "loads no tile that nobody sees, and no tile twice", "load|tile", _PASS, needs=2),
         _moves(0.15, "stores the output and one number per row", "store", "no score leaves the chip", needs=2),
     ),
-    cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 17), Window(2, 48, 40, 18)),
+    cases=(Heads(2, 50, 24, window=100), Heads(1, 70, 16, window=17), Heads(2, 48, 40, window=18)),
     make=_heads,
     unexplained="query i sees keys i − window + 1 to i, scores are q · k / √D; where none was seen yet, −inf − (−inf) is NaN",
 )
@@ -296,7 +296,7 @@ attention = _task(
         _less(0.1, "keeps q, k, v, the output and the log-sum-exp only", "keeps", _SAVED, 300),
         _less(0.1, "holds a few tiles at a time", "at one time", _DROP, _ROOM, grain=4096),
     ),
-    cases=(Heads(2, 256, 8, 32), Heads(1, 41, 5, 8)),
+    cases=(Heads(2, 256, 8, tile=32), Heads(1, 41, 5, tile=8)),
     make=lambda case, rank, n, seed: (case.tile, given.drawn_heads(case, seed)),
     allowed=Allowed(),
     advice=(
