@@ -187,7 +187,7 @@ def dumped(tasks: dict[str, Record]) -> str:
 
 
 def _plain(seen: Seen) -> dict:
-    return {"results": fact(seen.results), "events": seen.events, "calls": seen.calls, "held": seen.held, "peak": seen.peak}
+    return {"results": fact(seen.results), "events": seen.events, "calls": seen.calls}
 
 
 def _json(value) -> str:

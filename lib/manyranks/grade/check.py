@@ -374,7 +374,7 @@ def _record(task: dict) -> Record:
 
 def _seen(rank: dict) -> Seen:
     calls = [Sent(*call[:4], tuple(call[4])) for call in rank["calls"]]
-    return Seen(_from_json(rank["results"]), [Event(*one) for one in rank["events"]], calls, rank["held"], rank["peak"])
+    return Seen(_from_json(rank["results"]), [Event(*one) for one in rank["events"]], calls)
 
 
 def _from_json(value):

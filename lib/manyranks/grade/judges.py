@@ -26,7 +26,6 @@ _OWN_THREAD = f"dist is called from the thread that the check calls you in, not 
 _OVERWRITTEN = "until a send is over, leave its tensor as it is, or send a clone, and wait before you use it for something else"
 _COUNT = "these are the right ranks, but not the right number of messages: how many steps does it take?"
 _TOGETHER = "one call for all: put them into one flat row, and cut it again afterwards"
-_SMALL = 4096  # bytes of examples, numbers and counters
 
 Right = list[Seen]  # by rank
 Look = Callable[[Seen], dict[str, Fact]]
@@ -405,30 +404,6 @@ def around(steps: list[str], at: int, before: int = 2, after: int = 4) -> str:
     first = max(0, at - before)
     shown = [step.removeprefix("mark ") for step in steps[first : at + after]] or ["nothing more"]
     return ("… " if first else "") + ", ".join(shown) + (" …" if at + after < len(steps) else "")
-
-
-def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, hint: str = "") -> Judge:
-    """Judges that no rank holds more than the right answer, each time that the script weighs. room: bytes that may be more.
-
-    peak: the same of the most that is alive inside the script's `peak`; None where it does not count.
-    """
-
-    def look(seen: Seen) -> dict[str, Fact]:
-        found = {f"held {i}": round(count / _SMALL) for i, count in enumerate(seen.held)}  # small objects make no difference
-        return found | ({"peak": round(seen.peak / _SMALL)} if peak is not None else {})
-
-    def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
-        who = _who(trial, rank)
-        if len(seen.held) != len(should.held):
-            return Verdict(False, f"{who}it wasn't weighed as often as it should be", LEAVE)
-        counts = [(got, must, room) for got, must in zip(seen.held, should.held, strict=True)]
-        counts += [] if peak is None else [(seen.peak, should.peak, peak)]
-        for got, must, more in counts:
-            if got > must + more:
-                why = WAIT if trial.unwaited else hint
-                return Verdict(False, f"{who}{size(got - must)} more is held than necessary", why, bool(trial.unwaited))
-
-    return rank_by_rank(share, what, wrong, look)
 
 
 _ALONE = "this takes no communication: each rank has all that it needs"

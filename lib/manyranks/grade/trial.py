@@ -108,16 +108,11 @@ class _Results(dict):
 
 @dataclass(frozen=True)
 class Seen:
-    """A rank's part of a run. results: what the script returned, by name; held: live bytes each time that it weighed.
-
-    calls: as the world counted them; peak: the most live bytes inside the script's `peak`.
-    """
+    """A rank's part of a run. results: what the script returned, by name; calls: as the world counted them."""
 
     results: Mapping[str, Fact]
     events: list[Event] = field(default_factory=list)
     calls: list[Sent] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
-    peak: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "results", _Results(self.results))
@@ -363,7 +358,7 @@ def run_script(answer, job: Job, folder: str) -> dict:
         results = {name: _sendable(value) for name, value in job.run(given.pop(), answer, watch).items()}
         word = still_watched(job.word) if callable(still_watched) else ""
     events = [tuple(event) for event in watch.events]
-    return {"results": results, "events": events, "held": watch.held, "peak": watch.peak_bytes, "watched": word}
+    return {"results": results, "events": events, "watched": word}
 
 
 def _sendable(value):
@@ -379,17 +374,16 @@ def _seen(reply, calls: list) -> Seen:
     """Reads what a rank sent back. Raises ValueError for what `run_script` never sends: learners' code may have changed it."""
     if not (
         type(reply) is dict
-        and reply.keys() == {"results", "events", "held", "peak", "watched"}
+        and reply.keys() == {"results", "events", "watched"}
         and type(reply["results"]) is dict
         and all(map(_is_plain, reply["results"].items()))
-        and type(reply["events"]) is type(reply["held"]) is list
+        and type(reply["events"]) is list
         and len(reply["events"]) <= _EVENTS
         and all(map(_is_event, reply["events"]))
-        and all(type(count) is int for count in [*reply["held"], reply["peak"]])
     ):
         raise ValueError(f"a rank did not return what the check notes: {LEAVE}")
     sent = [Sent(call.op, call.bytes, call.dtype, call.peer, tuple(call.ranks)) for call in calls]
-    return Seen(reply["results"], [Event(*event) for event in reply["events"]], sent, reply["held"], reply["peak"])
+    return Seen(reply["results"], [Event(*event) for event in reply["events"]], sent)
 
 
 def _is_plain(item, depth: int = 0) -> bool:
