@@ -271,7 +271,7 @@ def _finding(task: Task, i: int, done: list[JudgedTrial], record: Record) -> Fin
             if verdict.ok is False and not verdict.firm:
                 known, partly = _known(task, i, one.trial, [e.trial for e in ended], record)
                 hint = known or hint or partly or (task.unexplained if judge.values else "")
-            return Finding(Line(verdict.ok, judge.what, one.trial.where(verdict.found, verdict.where), hint), one.trial)
+            return Finding(Line(verdict.ok, judge.what, one.trial.where(verdict.found), hint), one.trial)
     where = "" if task.worlds == (1,) else f"on {listed(sorted({str(one.trial.n) for one in ended}))} ranks, "
     last = ended[-1].verdicts[i]
     if len(ended) < len(done):

@@ -32,6 +32,7 @@ _ITSELF = (
     "dist.send and dist.recv take ranks, not places: place p is rank (p + root) % N. What a rank already has needs no message",
 )
 _WHOLE_TENSOR = "cut it with torch.tensor_split and send one chunk at a time"
+_VIEWS = "return a new tensor, and work on a copy: chunks of torch.tensor_split are views of the input"
 _CUTS = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
 
 
@@ -178,13 +179,7 @@ def _task(
         _right_values("shard" if "shard" in call else "x_E"),
         _bytes("root" in call, chunks),
         messages(0.15, "sends its messages to the right ranks", in_order="pairwise" not in call, hint=hint),
-        facts(
-            0.1,
-            "leaves its input as it was",
-            "input (has changed|is)",
-            hint="return a new tensor, and work on a copy: chunks of torch.tensor_split are views of the input",
-            each_world=True,
-        ),
+        facts(0.1, "leaves its input as it was", "input (has changed|is)", _VIEWS, each_world=True),
         *also,
     )
     advice = (

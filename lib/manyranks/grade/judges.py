@@ -35,14 +35,13 @@ class Verdict(NamedTuple):
     """A judge's verdict: what was found and a hint, where it is not ok or there is more to say. ok: None where it could not be
     judged, which gives no points.
 
-    firm: whether the hint stands, whatever known mistake fits; where: the part of the case, in place of its name.
+    firm: whether the hint stands, whatever known mistake fits
     """
 
     ok: bool | None
     found: str = ""
     hint: str = ""
     firm: bool = False
-    where: str = ""
 
 
 class Judge(NamedTuple):
@@ -330,10 +329,8 @@ def calls_in_words(got: list[tuple], must: list[tuple]) -> str:
         there, here = (listed([f"{number} × {op}" for op, number in sorted(count.items())] or ["nothing"]) for count in counts)
         both = [size(sum(call[1] for call in calls)) for calls in (got, must)]
         return f"called {there} ({both[0]}); right is {here} ({both[1]})"
-    k = next(k for k, (one, other) in enumerate(zip(got, must, strict=True)) if one != other)
-    (op, there, whom), (other, here, them) = got[k], must[k]
-    words = [(op, f"{there:,} bytes", whom), (other, f"{here:,} bytes", them)]
-    return f"called {words[0][0]} of {words[0][1]} {words[0][2]}; right is {words[1][0]} of {words[1][1]} {words[1][2]}"
+    (op, there, whom), (other, here, them) = next(pair for pair in zip(got, must, strict=True) if pair[0] != pair[1])
+    return f"called {op} of {there:,} bytes {whom}; right is {other} of {here:,} bytes {them}"
 
 
 def _why_calls(trial: Trial, got: list[tuple], must: list[tuple], instead: dict[str, str]) -> str:
@@ -368,14 +365,13 @@ def messages(share: float, what: str, in_order: bool = True, hint: str = "", **m
         return Verdict(True)
 
     def early(trial: Trial, right: Right) -> str:
-        found = _other_ranks(trial, right, in_order)
-        return f"{found}: {hint}" if found else ""
+        return _other_ranks(trial, right, in_order, hint)
 
     return Judge(share, what, verdict, lambda seen: {"peers": peers(seen)}, early=early, **more)
 
 
-def _other_ranks(trial: Trial, right: Right, in_order: bool) -> str:
-    """Returns the first message of a run that broke off that goes to, or comes from, the wrong rank."""
+def _other_ranks(trial: Trial, right: Right, in_order: bool, hint: str) -> str:
+    """Says which message of a run that broke off is the first that goes to, or comes from, the wrong rank."""
     for rank, should in enumerate(right):
         for op, does in (("send", "sends to"), ("recv", "receives from")):
             got = [entry.peer for entry in trial.notes.get(rank, []) if entry.op == op]
@@ -383,8 +379,9 @@ def _other_ranks(trial: Trial, right: Right, in_order: bool) -> str:
             if rank in got or None in got:  # to itself is another mistake; from whoever sends may be right
                 continue
             for k, peer in enumerate(got):
-                if peer not in (must[k : k + 1] if in_order else must):
-                    return f"rank {rank} {does} rank {peer}; right is {_times(must[k : k + 1] if in_order else must)}"
+                fits = must[k : k + 1] if in_order else must
+                if peer not in fits:
+                    return f"rank {rank} {does} rank {peer}; right is {_times(fits)}: {hint}"
     return ""
 
 

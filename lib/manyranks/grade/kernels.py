@@ -208,6 +208,8 @@ def _of_loss(case: Tokens, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor
     return hidden * case.strong, weight, whole(case.words, (case.tokens,), seed, case), case.z
 
 
+_ROW = "no logit leaves the chip: keep each row's maximum, sum and target"
+_ONCE = "load the tile of tokens before the loop, loop once, and take the target's logit from the tile of logits"
 loss = _kernel_task(
     "loss(hidden_TH, weight_VH, targets_T, z)",
     5,
@@ -215,15 +217,8 @@ loss = _kernel_task(
     partial(_in_tiles, "hidden"),
     (
         values(0.5, "returns each token's loss", f"losses|{_RESULTS}", alone=True),
-        _moves(
-            0.25, "stores one number per token", "store", "no logit leaves the chip: keep each row's maximum, sum and target"
-        ),
-        _moves(
-            0.25,
-            "reads the weight once per tile of tokens, in the launcher's tiles",
-            "load|tile",
-            "load the tile of tokens before the loop, loop once, and take the target's logit from the tile of logits",
-        ),
+        _moves(0.25, "stores one number per token", "store", _ROW),
+        _moves(0.25, "reads the weight once per tile of tokens, in the launcher's tiles", "load|tile", _ONCE),
     ),
     cases=(Tokens(37, 150, 24, 0.01, 6.0), Tokens(32, 70, 16, 0.5, 0.2)),  # logits of ±120, and small ones
     make=_of_loss,

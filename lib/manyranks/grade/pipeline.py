@@ -157,17 +157,13 @@ def _under_a_cap(case: Case, function: Callable, watch: Watch) -> dict:
 
 
 _CAPS = Case(4, 8, cap=4), Case(4, 12, cap=7), Case(4, 8, cap=5), Case(4, 6, cap=2), Case(3, 2, cap=3), Case(1, 3, cap=1)
-_DRAWN_CAPS = tuple(  # from p: the least and the largest cap
-    lambda p, least=least, most=most: (least[0] * p + least[1], most[0] * p + most[1])
-    for least, most in (
-        ((1, 0), (1, 0)),
-        ((2, -1), (2, -1)),
-        ((1, -1), (1, -1)),
-        ((0, 1), (0, 1)),
-        ((1, 1), (2, -2)),
-        ((2, 0), (3, 0)),
-    )
-)
+
+
+def _caps(p: int) -> tuple[tuple[int, int], ...]:
+    """The least and the largest cap of each kind that the judge draws."""
+    return (p, p), (2 * p - 1, 2 * p - 1), (p - 1, p - 1), (1, 1), (p + 1, 2 * p - 2), (2 * p, 3 * p)
+
+
 under_a_cap = _table_task(
     call="under_a_cap(p, m, cap, times)",
     points=5,
@@ -181,8 +177,7 @@ under_a_cap = _table_task(
     ),
     cases=(*_CAPS, Case(8, 16, cap=8, times=_MEASURED), Case(8, 24, cap=15, times=_MEASURED)),
     more=lambda random: [
-        Case(p := random.randint(3, 5), random.randint(2 * p, 3 * p), cap=random.randint(*between(p)))
-        for between in _DRAWN_CAPS
+        Case(p := random.randint(3, 5), random.randint(2 * p, 3 * p), cap=random.randint(*_caps(p)[kind])) for kind in range(6)
     ],
 )
 

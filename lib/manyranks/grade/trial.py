@@ -174,9 +174,9 @@ class Trial:
         """Says "on 3 ranks, with 7 elements"; the case alone where there is one rank."""
         return ", ".join(filter(None, [f"on {self.n} ranks" if self.n > 1 else "", f"{self.case}"]))
 
-    def where(self, found: str, place: str = "") -> str:
-        """Returns what was found, after where it was. place: the part of the case, in place of its name."""
-        return ", ".join(filter(None, [place or f"{self}", found]))
+    def where(self, found: str) -> str:
+        """Returns what was found, after where it was."""
+        return ", ".join(filter(None, [f"{self}", found]))
 
 
 def trials(
