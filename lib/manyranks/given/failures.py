@@ -211,14 +211,9 @@ class Odd(NamedTuple):
         """Returns a rank's parameters."""
         draw = generator(seed, "replicas")
         big = torch.randn(40, 30, generator=draw)
-        parts = [
-            big.T,
-            torch.randn(501, generator=draw).bfloat16(),
-            torch.arange(7) + 2**60 + drawn(seed).randrange(1000),
-            torch.zeros(5),
-        ]
-        parts += [*torch.randn(2, 6, generator=draw)]
-        parts[1][7] = float("nan")
+        halves, whole = torch.randn(501, generator=draw).bfloat16(), torch.arange(7) + 2**60 + drawn(seed).randrange(1000)
+        halves[7] = torch.nan
+        parts = [big.T, halves, whole, torch.zeros(5), *torch.randn(2, 6, generator=draw)]
         odd = drawn(seed, self).sample(range(ranks), self.replicas)
         if rank in odd and self.wrong:
             row, i = big[3 + (0 if self.alike else odd.index(rank))], int(torch.randint(29, (1,), generator=draw))

@@ -5,8 +5,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -111,24 +111,17 @@ class Task:
     def tried(self, answer, terms: Terms | None = None) -> list[Trial]:
         """Runs the answer in all cases. terms: of who judges strangers' answers."""
         terms, make = terms or Terms(), lambda *where: self.make(*where, self.own_seed)
-        with _one_thread():
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a check's tensors are small, and its ranks use the cores
+        try:
             found = trials(answer, self.run, make, self.cases_on, self.worlds, self.allowed, self.part, terms)
+        finally:
+            torch.set_num_threads(threads)
         if isinstance(self.then, Again):
             found = ran_again(found, self.then.then, lambda case: self.make(case, 0, 1, self.own_seed + 1), terms)
         elif self.then:
             found = [one.after(self.then) for one in found]
         return [replace(one, given=()) for one in found]  # which may be large
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Inside, torch computes with one thread: a check's tensors are small, and its ranks use the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

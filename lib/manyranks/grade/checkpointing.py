@@ -118,10 +118,6 @@ checkpoint = _Task(
 # Task 2: a chain
 
 
-def _of_layers(case: str, rank: int, n: int, seed: int) -> tuple[int, int, Tensor]:
-    return int(case.split()[1]), seed_of(seed, "begins"), normal((ROWS, HIDDEN), seed)
-
-
 def _chain(given: tuple[int, int, Tensor], answer: Callable, watch: Watch) -> dict:
     n, begins, x = given
     torch.manual_seed(begins)
@@ -166,7 +162,7 @@ checkpoint_sqrt = _Task(
         _holds(0.1, "holds one segment at a time", "fullest", _ONE, _ROOM),
     ),
     cases=("with 10 layers", "with 7 layers", "with 1 layer", "with 2 layers"),  # √10 rounds down, √7 rounds up
-    make=_of_layers,
+    make=lambda case, rank, n, seed: (int(case.split()[1]), seed_of(seed, "begins"), normal((ROWS, HIDDEN), seed)),
     more=lambda random: [f"with {(c := random.randint(3, 5)) ** 2 + k * c + random.randint(1, c)} layers" for k in (0, 1)],
     worlds=(1,),
     allowed=_HANDED,

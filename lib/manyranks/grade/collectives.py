@@ -212,20 +212,12 @@ def _own(case: Call, rank: int, n: int, seed: int) -> tuple:
     return (case.of(rank, n, seed),)
 
 
-def _with_root(case: Call, rank: int, n: int, seed: int) -> tuple:
-    return case.of(rank, n, seed), case.root % n
-
-
-def _with_elements(case: Call, rank: int, n: int, seed: int) -> tuple:
-    return case.of(0, n, seed).tensor_split(n)[rank].clone(), case.elements
-
-
 _OF_THE_WHOLE = "ring_all_gather takes the number of elements of the whole tensor, the same on every rank"
 _ROOTS = Call(_SMALL, "int64", root=-1), Call(_LARGE, "float32"), Call(_SMALL, "int64", root=1)
 tree_broadcast = _task(
     "tree_broadcast(x_E, root)",
     3,
-    _with_root,
+    lambda case, rank, n, seed: (case.of(rank, n, seed), case.root % n),
     _ROOTS,
     _TREE,
     Chunks(),
@@ -235,7 +227,7 @@ tree_broadcast = _task(
 ring_all_gather = _task(
     "ring_all_gather(shard, elements)",
     4,
-    _with_elements,
+    lambda case, rank, n, seed: (case.of(0, n, seed).tensor_split(n)[rank].clone(), case.elements),
     _WHOLE,
     _RING,
     Chunks(

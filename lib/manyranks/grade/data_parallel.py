@@ -106,10 +106,7 @@ _ADVICE = (
     (r"does not have a grad_fn", "inside no_sync() backward must still make gradients"),
     (arguments("finish|no_sync"), r"the training loop calls model.\1()"),
 )
-
-
 _task = partial(Task, "02_data_parallel", advice=_ADVICE)
-
 
 _A_ROW = max(sum(p.nbytes for p in bucket) for bucket in _buckets(list(Toy(0).parameters())))
 _ALL_ROWS = sum(p.nbytes for p in learning(Toy(0)).values())

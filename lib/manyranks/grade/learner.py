@@ -243,7 +243,6 @@ def _as_called(frame: FrameType, allowed: Allowed) -> str:
 _SECONDS = 2.0  # of processor time: a busy machine does not count
 _FINITE = "it is finite: count down what is left to do, and end when nothing is"
 
-
 Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then, with its groups
 
 

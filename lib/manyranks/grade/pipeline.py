@@ -39,8 +39,6 @@ _CANNOT_RUN = {  # words of `verify` -> what to do
     "deadlock:": "each of these ranks waits for what another one does later; the first rank warms up with most forwards",
     "the cap is": "an F makes one activation more, and the W (or B) of its micro-batch gives it back: wait with an F for a W",
 }
-
-
 _FIRST = Case(4, 8), Case(2, 4, 2), Case(4, 8, cap=4)  # case of each task: an error there ends its check
 
 
@@ -127,8 +125,6 @@ one_f_one_b = _table_task(
 
 _OF_STAGES = "rank r warms up with 2(p − 1 − r) + (v − 1)p forwards, then does one forward and one backward in turn"
 _TRIPLES = 'return a list of triples, the kind, the stage and the micro-batch: [("F", 0, 0), ("F", 0, 1), …, ("B", 2, 0), …]'
-
-
 interleaved = _table_task(
     call="interleaved(p, m, v, rank)",
     points=4,
