@@ -154,29 +154,19 @@ class Scene(NamedTuple):
     hidden: int = HIDDEN
     turns: bool = False
 
-    def __str__(self) -> str:
-        return self.note
 
-
-class Begun(NamedTuple):
-    """The inputs of a rank. begins: where its random numbers begin; x: its last dimension comes first in memory."""
-
-    case: Scene
-    begins: int
-    model: nn.ModuleList
-    head: nn.Module
-    x: Tensor
+Begun = tuple[Scene, int, nn.ModuleList, nn.Module, Tensor]  # the case, where random numbers begin, a model, its head, x
 
 
 def begun(case: Scene, seed: int, group: int = 0) -> Begun:
-    """Draws what a rank gets. group: the number of the rank's group."""
+    """Draws what a rank gets; x has its last dimension first in memory. group: the number of the rank's group."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed_of(seed, group))
         model = nn.ModuleList(Layer(case.hidden, kind == "F") for kind in case.layers)
         head = nn.Linear(case.hidden, 2, **EXACT) if case.head else nn.Identity()
     if len(model) > 2:
         model[2].up.weight = model[0].up.weight
-    return Begun(case, seed_of(seed, "begins", group), model, head, normal((case.hidden, *case.rows), seed, "x", group))
+    return case, seed_of(seed, "begins", group), model, head, normal((case.hidden, *case.rows), seed, "x", group)
 
 
 def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit: int = _SIZE) -> dict:

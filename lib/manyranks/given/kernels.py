@@ -178,20 +178,6 @@ def two_calls(kind: type[torch.autograd.Function], drawn: list[Tensor], tile: in
     return gradients(dict(zip("qkv", calls[0], strict=True)), "the gradient in the first call of two of ")
 
 
-class Tile(NamedTuple):
-    """A tile of 32 rows of words."""
-
-    columns: int
-
-    def __str__(self) -> str:
-        return f"with {self.columns} columns"
-
-
-def drawn_tiles(random: Random) -> list[Tile]:
-    """Returns a tile of another size."""
-    return [Tile(32 * random.randint(3, 5))]
-
-
 # What torch may do around kernels, and in tiles
 
 OWN = "compute in a kernel of your own; around it, make the result with torch.empty, and take sizes, strides and views"

@@ -19,7 +19,7 @@ from manyranks import scores
 from manyranks.given.numbers import seed_of
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Advice, Allowed, advised
-from manyranks.grade.trial import Again, Event, Make, Run, Seen, Sent, Terms, Then, Trial, ran_again, trials
+from manyranks.grade.trial import Again, Event, Job, Make, Run, Seen, Sent, Terms, Then, Trial, ran_again, trials
 from manyranks.measure.fingerprints import Print, fact, listed
 from manyranks.measure.journal import COPY, Stopped
 from manyranks.measure.mistakes import Mistake, ending_so, explained
@@ -50,7 +50,7 @@ class Task:
     points: for all of it
     run: what a rank does with the answer
     judges: what it is judged by, the values first
-    cases: what it runs in, on worlds of the sizes in `worlds`
+    cases: what it runs in, on worlds of the sizes in `worlds`; reports say their `note`, or what str() makes of them
     make: what a rank gets in a case, made by who judges, so that nothing on a rank says what is right; else the case itself
     more: draws cases for the judge where `cases` are the same for all; they run first: a table of `cases` earns nothing
     then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on another rank
@@ -114,7 +114,7 @@ class Task:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # a check's tensors are small, and its ranks use the cores
         try:
-            found = trials(answer, self.run, make, self.cases_on, self.worlds, self.allowed, self.part, terms)
+            found = trials(answer, Job(self.run, self.allowed, [], ""), make, self.cases_on, self.worlds, self.part, terms)
         finally:
             torch.set_num_threads(threads)
         if isinstance(self.then, Again):

@@ -266,9 +266,10 @@ choose = _Task(
 
 def _shared(given: model.Begun, answer: Callable, watch: Watch) -> dict:
     """Runs a step with a group: 4 ranks are two pairs, which have different x."""
-    n, pairs = dist.get_world_size(), ((0, 1), (2, 3)) if given.case.near else ((0, 2), (1, 3))
-    group = [dist.new_group(pair) for pair in pairs][_pair(given.case, dist.get_rank())] if n == 4 else None
-    return model.train(given, answer, watch, (group,), 8 * -(-given.x.numel() // dist.get_world_size(group)))
+    (case, *_, x), n = given, dist.get_world_size()
+    pairs = ((0, 1), (2, 3)) if case.near else ((0, 2), (1, 3))
+    group = [dist.new_group(pair) for pair in pairs][_pair(case, dist.get_rank())] if n == 4 else None
+    return model.train(given, answer, watch, (group,), 8 * -(-x.numel() // dist.get_world_size(group)))
 
 
 def _pair(case: Scene, rank: int) -> int:

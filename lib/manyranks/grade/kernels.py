@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyranks.given import kernels as given
-from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Tile, Tokens, without_triton
+from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Tokens, without_triton
 from manyranks.given.numbers import normal, whole
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, as_bytes, at_most, facts, values
@@ -306,12 +306,12 @@ attention = _task(
 _ADDRESS = "it returns an address in bytes, a whole number"
 
 
-def _addresses(case: Tile, function: Callable, watch: Watch) -> dict:
+def _addresses(case: Matrix, function: Callable, watch: Watch) -> dict:
     rows, columns = range(given.ROWS), range(case.columns)
     return {"at": [[whole_number(function(i, j, case.columns), "an address", _ADDRESS) for j in columns] for i in rows]}
 
 
-def _conflicts(case: Tile, own: Tile, results: dict) -> dict:
+def _conflicts(case: Matrix, own: Matrix, results: dict) -> dict:
     at, columns = results["at"], range(case.columns)
     flat = [address for row in at for address in row]
     if [len(row) for row in at] != [case.columns] * given.ROWS or any(type(one) is not int for one in flat):  # such as NaN
@@ -338,8 +338,8 @@ unsick = _task(
         _turns(0.3, "a warp that reads along a row has none", "row", _BANKS, needs=2),
         _turns(0.1, "takes 32 words more at most", "bytes", "one word after each row is enough", given.WORD, needs=3),
     ),
-    cases=(Tile(32), Tile(64)),
-    more=given.drawn_tiles,
+    cases=(Matrix(given.ROWS, 32), Matrix(given.ROWS, 64)),
+    more=lambda random: [Matrix(given.ROWS, 32 * random.randint(3, 5))],
     then=_conflicts,
     allowed=Allowed((given.__name__,)),
 )

@@ -234,7 +234,7 @@ def _as_called(frame: FrameType, allowed: Allowed) -> str:
         module, name = kind.__module__, kind.__qualname__
     parts = module.split(".")
     packages = [package for k in range(1, len(parts)) if (package := ".".join(parts[:k])) in sys.modules]
-    here = (one for one in packages if getattr(vars(sys.modules[one]).get(name), "__module__", "") == module)
+    here = (one for one in packages if getattr(getattr(sys.modules[one], name, None), "__module__", "") == module)
     return f"{next(here, module)}.{name}"
 
 
