@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from manyranks.grade import answers, check, trial
 from manyranks.grade.check import Record, Task, loaded
-from manyranks.grade.judges import NOTHING, WAIT, around, at_most, facts, held, messages, parting, sent, silent, values
+from manyranks.grade.judges import NOTHING, WAIT, around, at_most, facts, messages, parting, sent, silent, values
 from manyranks.grade.learner import Allowed, refuse_class, refused
 from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.fingerprints import difference, print_of, same
@@ -27,9 +27,9 @@ def reduced(size: int, op: str = "all_reduce", peer: int | None = None) -> Sent:
 ONCE = (reduced(800),)
 
 
-def seen(weight=WEIGHT, calls=ONCE, marks=(), keeps=(1000,), **results) -> Seen:
+def seen(weight=WEIGHT, calls=ONCE, marks=(), **results) -> Seen:
     events = [Event("call", call.op, call.bytes) for call in calls] + [Event("mark", mark) for mark in marks]
-    return Seen({"the weight": weight, **results}, events, list(calls), list(keeps), 5000)
+    return Seen({"the weight": weight, **results}, events, list(calls))
 
 
 def judged(judge, *ranks: Seen, right: Seen | None = None, unwaited=()):
@@ -119,11 +119,6 @@ def test_an_order_is_shown_around_the_place_where_it_is_another():
     assert (around(wrong, at := parting(wrong, right)), around(right, at)) == ("F 0, B 0, F 1", "F 0, F 1, B 0")
 
 
-def test_what_is_held_may_be_a_little_more():
-    assert judged(held(0.5, ""), seen(keeps=[5000]), seen(keeps=[1000])).ok
-    assert judged(held(0.5, ""), seen(keeps=[6001]), seen()).found == "rank 0: 5 kB more is held than necessary"
-
-
 def test_numbers_may_be_smaller_but_not_larger_and_facts_neither():
     for got, least, equal in ((2, True, False), (3, True, True), (4, False, False)):
         ranks, right = (seen(steps=got), seen(steps=3)), seen(steps=3)
@@ -181,7 +176,7 @@ def test_a_record_comes_back_as_it_was_stored():
     assert stored.mistakes[0].hint == "that is twice"
     for mine, theirs in zip(stored.right["2/0"], RECORD.right["2/0"], strict=True):
         assert same(mine.results, theirs.results)
-        assert (mine.calls, mine.events, mine.held, mine.peak) == (theirs.calls, theirs.events, theirs.held, theirs.peak)
+        assert (mine.calls, mine.events) == (theirs.calls, theirs.events)
 
 
 def test_wrong_values_leave_less_than_half():
@@ -202,9 +197,8 @@ def test_numbers_are_shown_with_as_many_digits_as_tell_them_apart():
 
 
 def test_only_what_a_rank_notes_in_all_its_parts_is_read():
-    sound = {"results": {"a": torch.zeros(2), "b": [1, "two", None]}, "events": [("mark", "x", 0)], "held": [1], "peak": 0}
-    sound["watched"] = ""
-    assert trial._seen(sound, []).held == [1]
+    sound = {"results": {"a": torch.zeros(2), "b": [1, "two", None]}, "events": [("mark", "x", 0)], "watched": ""}
+    assert trial._seen(sound, []).events == [Event("mark", "x")]
     forged = [
         None,
         "all right",
@@ -215,8 +209,6 @@ def test_only_what_a_rank_notes_in_all_its_parts_is_read():
         {**sound, "events": None},
         {**sound, "events": [("call", "all_reduce", None)]},
         {**sound, "events": [("start", "x", 0)]},
-        {**sound, "held": ["much"]},
-        {**sound, "peak": None},
     ]
     for reply in forged:
         with pytest.raises(ValueError, match="leave the check as it is"):
@@ -305,13 +297,13 @@ def test_a_tensor_that_is_overwritten_while_it_is_sent_is_noted_whenever_its_byt
     assert shared_world.run(marks_of_a_send, late, waits, first, str(tmp_path))[0] == marks
 
 
-def test_a_check_leaves_the_number_of_threads_as_it_was():
-    before = torch.get_num_threads()
+def test_a_check_leaves_the_number_of_threads_as_it_was(monkeypatch):
+    before, inside = torch.get_num_threads(), []
+    monkeypatch.setattr(check, "trials", lambda *_: inside.append(torch.get_num_threads()) or [])
     torch.set_num_threads(before + 1)
     try:
-        with check._one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == before + 1
+        TASK.tried(print)
+        assert (inside, torch.get_num_threads()) == ([1], before + 1)
     finally:
         torch.set_num_threads(before)
 

@@ -111,15 +111,14 @@ def step(
         kept = _in_units(watch.weigh_all() - before - 2 * ours, unit)
         loss.backward()
     came, held = watch.events[start:], _in_units(watch.weigh_all() - before - ours, unit) if lets_go else 0
+    with_gathers = [event._replace(kind="mark", what="a gather") if event.kind == "call" else event for event in came]
     found |= gradients(leaves)
     runs = [function.seen[:2] for function in functions if len(function.seen) > 1]
     return found | {
         "the random numbers drawn after backward": torch.rand(3, **EXACT),
         "what forward runs": _said(went, "mark"),
         "what forward sends": _said(went, "call"),
-        "what backward runs": _said(
-            [e._replace(kind="mark", what="a gather") if e.kind == "call" else e for e in came], "mark"
-        ),
+        "what backward runs": _said(with_gathers, "mark"),
         "what backward sends": _said(came, "call"),
         "what is kept after forward": kept,
         "what is held after backward": held,
@@ -135,10 +134,8 @@ def _in_units(more: int, unit: int) -> int:
 
 
 def _said(events: list[Event], kind: str) -> str:
-    said = [
-        f"{event.what} of {event.bytes:,} bytes" if kind == "call" else event.what for event in events if event.kind == kind
-    ]
-    return ", ".join(said) or "nothing"
+    own = (event for event in events if event.kind == kind)
+    return ", ".join(f"{what} of {count:,} bytes" if kind == "call" else what for _, what, count in own) or "nothing"
 
 
 class Scene(NamedTuple):
@@ -157,29 +154,19 @@ class Scene(NamedTuple):
     hidden: int = HIDDEN
     turns: bool = False
 
-    def __str__(self) -> str:
-        return self.note
 
-
-class Begun(NamedTuple):
-    """The inputs of a rank. begins: where its random numbers begin; x: its last dimension comes first in memory."""
-
-    case: Scene
-    begins: int
-    model: nn.ModuleList
-    head: nn.Module
-    x: Tensor
+Begun = tuple[Scene, int, nn.ModuleList, nn.Module, Tensor]  # the case, where random numbers begin, a model, its head, x
 
 
 def begun(case: Scene, seed: int, group: int = 0) -> Begun:
-    """Draws what a rank gets. group: the number of the rank's group."""
+    """Draws what a rank gets; x has its last dimension first in memory. group: the number of the rank's group."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed_of(seed, group))
         model = nn.ModuleList(Layer(case.hidden, kind == "F") for kind in case.layers)
         head = nn.Linear(case.hidden, 2, **EXACT) if case.head else nn.Identity()
     if len(model) > 2:
         model[2].up.weight = model[0].up.weight
-    return Begun(case, seed_of(seed, "begins", group), model, head, normal((case.hidden, *case.rows), seed, "x", group))
+    return case, seed_of(seed, "begins", group), model, head, normal((case.hidden, *case.rows), seed, "x", group)
 
 
 def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit: int = _SIZE) -> dict:
@@ -332,7 +319,6 @@ CHAINS = (
     _real("a budget for everything", 1, _WIDE),
     _real("the least budget", 0, _WIDE),
 )
-
 
 _NUMBERS = (
     "return the numbers of the layers to checkpoint, counted from 0, as a set or a list: {0, 2}; not a list of yes and no"

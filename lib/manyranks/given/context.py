@@ -104,26 +104,17 @@ class Case(NamedTuple):
         return 2 * self.result * self.groups // self.heads
 
     def drawn(self, rank: int, n: int, seed: int) -> "Drawn":
-        """Draws what a rank gets."""
+        """Draws q, k, v and positions; the result's gradient; for the judge, another layer's forward comes before backward."""
         at, heads = laid_out(2 * self.n * self.chunk, self.n), (self.heads, self.groups, self.groups, self.heads)
         shapes = [(2 * self.chunk, self.batch, a, self.size) for a in heads]
         q, k, v, do = (normal(shape, seed, self, i, rank) for i, shape in enumerate(shapes))
         if self.transposed:
             k, v, do = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v, do))
         given = {"q": self.strong * q, "k": k, "v": v} | {f"positions[{s}]": one for s, one in enumerate(at)}
-        return Drawn(self, given, do / self.strong, seed > 0)
+        return self, given, do / self.strong, seed > 0
 
 
-class Drawn(NamedTuple):
-    """A rank's inputs. given: q, k, v and positions, as the learner's function gets them; do: the gradient of the result.
-
-    another: whether another layer's forward comes before backward
-    """
-
-    case: Case
-    given: dict[str, Tensor]
-    do: Tensor
-    another: bool
+Drawn = tuple[Case, dict[str, Tensor], Tensor, bool]
 
 
 class Helpers:
@@ -209,18 +200,15 @@ class Helpers:
         """Counts messages from now on."""
         self._first = len(self._watch.events)
 
-    def overlap(self, n: int, most: int = 99) -> dict[str, str]:
-        """Says of each block but the last whether it is computed while the next one is on its way."""
-        found, missing = {}, [["not computed by the function that the check hands in"]] * n
+    def work(self, n: int, most: int = 99) -> dict[str, str | int | None]:
+        """Counts the scores of each head, None where none were asked for; says whether blocks hide the next ones' way."""
+        missing = [["not computed by the function that the check hands in"]] * n
+        found = {"scores of each head": self._scores or None}
         said = [*self._blocks.values()] if self._scores else []
         for i, pairs in enumerate([*said, *missing][: min(most, n - 1)], 1):
             late = next((one for one in pairs if one != _BLOCK), _BLOCK)
             found[f"block {i} of {n}"] = late if late == pairs[0] else "partly computed after a wait for the next one"
         return found
-
-    def work(self) -> dict[str, int | None]:
-        """Counts the scores of each head; None where none were asked for."""
-        return {"scores of each head": self._scores or None}
 
     def memory(self, case: Case) -> dict[str, float]:
         """Measures what is kept. A block that is still on its way out when the next one is computed does not count."""

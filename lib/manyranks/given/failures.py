@@ -1,9 +1,7 @@
 """Hands out what exercise 12_failures needs: cases, checkpoints, replicas, and the log of a run that broke. No answer."""
 
-import builtins
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from random import Random
@@ -213,57 +211,35 @@ class Odd(NamedTuple):
         """Returns a rank's parameters."""
         draw = generator(seed, "replicas")
         big = torch.randn(40, 30, generator=draw)
-        parts = [
-            big.T,
-            torch.randn(501, generator=draw).bfloat16(),
-            torch.arange(7) + 2**60 + drawn(seed).randrange(1000),
-            torch.zeros(5),
-        ]
-        parts += [*torch.randn(2, 6, generator=draw)]
-        parts[1][7] = float("nan")
+        halves, whole = torch.randn(501, generator=draw).bfloat16(), torch.arange(7) + 2**60 + drawn(seed).randrange(1000)
+        halves[7] = torch.nan
+        parts = [big.T, halves, whole, torch.zeros(5), *torch.randn(2, 6, generator=draw)]
         odd = drawn(seed, self).sample(range(ranks), self.replicas)
         if rank in odd and self.wrong:
             row, i = big[3 + (0 if self.alike else odd.index(rank))], int(torch.randint(29, (1,), generator=draw))
-            if self.wrong == _SIGN:
-                parts[3][2] = -0.0
-            elif self.wrong == _TWO_ELEMENTS:
-                row[[i, i + 1]] = row[[i + 1, i]]
-            elif self.wrong == "two tensors swapped":
-                parts[4:] = parts[:3:-1]
-            elif self.wrong == "a NaN with other bits":
-                parts[1].view(torch.int16)[7] ^= 1
-            elif self.wrong == "another lowest bit in an int64":
-                parts[2][3] ^= 1
-            elif self.wrong == "a NaN":
-                parts[1][i + 8] = float("nan")
-            else:
-                row.view(torch.int32)[i] ^= 1
+            _WRONG[self.wrong](parts, row, i)
         return parts
 
 
-@contextmanager
-def no_salt() -> Iterator[None]:
-    """Inside, hash() refuses what each process of a cluster would hash differently."""
-    real = builtins.hash
-
-    def checked(value: Any) -> int:
-        if isinstance(value, str | bytes | memoryview):
-            raise Stopped("hash() of bytes is another number in each process of a cluster", "zlib.crc32 is the same everywhere")
-        return real(value)
-
-    builtins.hash = checked
-    try:
-        yield
-    finally:
-        builtins.hash = real
+_ONE_BIT = "another lowest bit in one element"
+_WRONG = {  # how a replica goes wrong: its parameters, a row of the first of them, an element of that
+    _ONE_BIT: lambda parts, row, i: row.view(torch.int32)[i].bitwise_xor_(1),
+    "another lowest bit in an int64": lambda parts, row, i: parts[2][3].bitwise_xor_(1),
+    "two elements swapped": lambda parts, row, i: row[i : i + 2].copy_(row[i : i + 2].flip(0)),
+    "two tensors swapped": lambda parts, row, i: parts.append(parts.pop(4)),
+    "another sign of a zero": lambda parts, row, i: parts[3][2].neg_(),
+    "a NaN": lambda parts, row, i: parts[1][i + 8].fill_(torch.nan),
+    "a NaN with other bits": lambda parts, row, i: parts[1].view(torch.int16)[7].bitwise_xor_(1),
+}
+ODDS = (Odd(""), *map(Odd, _WRONG), Odd(_ONE_BIT, 2), Odd(_ONE_BIT, 2, alike=True))
 
 
-_ONE_BIT, _TWO_ELEMENTS, _SIGN = "another lowest bit in one element", "two elements swapped", "another sign of a zero"
-ODDS = (
-    *(Odd(""), Odd(_ONE_BIT), Odd("another lowest bit in an int64"), Odd(_TWO_ELEMENTS), Odd("two tensors swapped")),
-    *(Odd(_SIGN), Odd("a NaN"), Odd("a NaN with other bits"), Odd("another lowest bit, each in another element", 2)),
-    Odd(_ONE_BIT, 2, alike=True),
-)
+def unsalted(real: Callable, value: Any) -> int:
+    """Stands in for hash(), and refuses what each process of a cluster would hash differently. real: hash itself."""
+    if isinstance(value, str | bytes | memoryview):
+        raise Stopped("hash() of bytes is another number in each process of a cluster", "zlib.crc32 is the same everywhere")
+    return real(value)
+
 
 # Task 6
 

@@ -137,24 +137,18 @@ class Tokens(NamedTuple):
         return f"with {self.tokens} tokens, {self.words} words, {self.hidden} elements each, and z = {self.z:g}"
 
 
-class Window(NamedTuple):
-    heads: int
-    rows: int
-    head: int
-    window: int
-
-    def __str__(self) -> str:
-        return f"with {self.heads} heads of {self.head}, {self.rows} tokens and a window of {self.window}"
-
-
 class Heads(NamedTuple):
+    """A case of attention. window: keys that a query sees; tile: of both passes; 0 where not asked."""
+
     heads: int
     rows: int
     head: int
-    tile: int
+    window: int = 0
+    tile: int = 0
 
     def __str__(self) -> str:
-        return f"with {self.heads} heads of {self.head}, {self.rows} tokens and tiles of {self.tile}"
+        asked = f"a window of {self.window}" if self.window else f"tiles of {self.tile}"
+        return f"with {self.heads} heads of {self.head}, {self.rows} tokens and {asked}"
 
 
 def drawn_heads(case: Heads, seed: int) -> list[Tensor]:
@@ -183,20 +177,6 @@ def two_calls(kind: type[torch.autograd.Function], drawn: list[Tensor], tile: in
     for out in [kind.apply(*one, tile) for one in calls]:
         out.backward(grad)
     return gradients(dict(zip("qkv", calls[0], strict=True)), "the gradient in the first call of two of ")
-
-
-class Tile(NamedTuple):
-    """A tile of 32 rows of words."""
-
-    columns: int
-
-    def __str__(self) -> str:
-        return f"with {self.columns} columns"
-
-
-def drawn_tiles(random: Random) -> list[Tile]:
-    """Returns a tile of another size."""
-    return [Tile(32 * random.randint(3, 5))]
 
 
 # What torch may do around kernels, and in tiles

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from manyranks import theory
+from manyranks import theory, timeline
 from manyranks.given import numbers
 from manyranks.measure.fingerprints import Fact, size
 from manyranks.parallel.collectives.messages import Group
@@ -179,7 +178,7 @@ def recorded(seed: int, kind: str) -> tuple[Run, ...]:
     """
     every = [*KINDS[kind], *(_like(one, seed, kind, i) for i, one in enumerate(KINDS[kind]) if seed)]
     with World(_RANKS, backend="gloo", timeout=60) as world:
-        return tuple(_run(one, world.measure(_step, one)) for one in every)
+        return tuple(_run(one, world.measure(_step, one, flops=True)) for one in every)
 
 
 def _like(one: Sick, *words) -> Sick:
@@ -204,59 +203,37 @@ def mesh_of(sizes: Sizes) -> Mesh:
 # A step
 
 
-class _Products(TorchDispatchMode):
-    """Counts the FLOPs of products before each call."""
-
-    def __init__(self):
-        super().__init__()
-        self.before, self.done = [], 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
-            self.before.append(self.done)
-            self.done = 0
-        elif func is torch.ops.aten.mm.default:
-            self.done += 2 * args[0].numel() * args[1].shape[1]
-        return func(*args, **(kwargs or {}))
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    """Normal, float64; the same for a seed."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def _step(sick: Sick) -> tuple[dict[str, str], list[int], dict[str, Tensor]]:
+def _step(sick: Sick) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Runs a step on each rank: one micro-batch, forward and backward; then gradients are averaged, and the weights change.
 
-    Returns the axis of each of its groups, by the group's name; the FLOPs before each call; the weights after the step.
+    Returns the axis of each of its groups, by the group's name; the weights after the step.
     """
     groups, mesh = _made(sick), mesh_of(sick.sizes)
     if dist.get_rank() >= mesh.ranks:  # the mesh has no place for it
-        return {}, [], {}
+        return {}, {}
     at = mesh.coordinates(dist.get_rank())
     tokens, stage = sick.work.tokens, at["pp"]
     weights = {name: one.requires_grad_(not name.startswith(sick.work.frozen)) for name, one in _weights(sick, mesh, at)}
     above, below = (mesh.rank(**at | {"pp": one % mesh.pp}) for one in (stage - 1, stage + 1))
-    x = drawn(5000 + 10 * at["dp"] + at["cp"], tokens, _HIDDEN)
-    with _Products() as products:
-        if stage:
-            dist.recv(x, above)
-            x.requires_grad_()
-        y = _forward(x, weights, groups.get("tp"), groups.get("cp"), mesh.cp)
-        grad = y.detach() / tokens
-        if stage < mesh.pp - 1:
-            dist.send(y.detach(), below)
-            dist.recv(grad, below)
-        y.backward(grad)
-        if stage:
-            dist.send(x.grad, above)
-        learn = [one for one in weights.values() if one.requires_grad]
-        flat = torch.nn.utils.parameters_to_vector([one.grad for one in learn])
-        dist.all_reduce(flat, group=groups[_DATA])
+    x = numbers.normal((tokens, _HIDDEN), at["dp"], at["cp"])
+    if stage:
+        dist.recv(x, above)
+        x.requires_grad_()
+    y = _forward(x, weights, groups.get("tp"), groups.get("cp"), mesh.cp)
+    grad = y.detach() / tokens
+    if stage < mesh.pp - 1:
+        dist.send(y.detach(), below)
+        dist.recv(grad, below)
+    y.backward(grad)
+    if stage:
+        dist.send(x.grad, above)
+    learn = [one for one in weights.values() if one.requires_grad]
+    flat = torch.nn.utils.parameters_to_vector([one.grad for one in learn])
+    dist.all_reduce(flat, group=groups[_DATA])
     flat *= _RATE / dist.get_world_size(groups[_DATA])
     torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(learn) - flat, learn)
     names = {group.group_name: axis for axis, group in groups.items()}
-    return names, products.before, {name: one.detach().clone() for name, one in weights.items()}
+    return names, {name: one.detach().clone() for name, one in weights.items()}
 
 
 def _made(sick: Sick) -> dict[str, dist.ProcessGroup]:
@@ -278,10 +255,10 @@ def _averaging(sick: Sick, mesh: Mesh) -> list[tuple[int, ...]]:
 def _weights(sick: Sick, mesh: Mesh, at: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
     work, t, own = sick.work, mesh.tp, at["tp"]
     for layer in range(work.layers + (work.more[at["pp"]] if work.more else 0)):
-        seed, width = 100 * at["pp"] + 10 * layer, work.width // t
-        yield f"layer{layer}.G", 1 + 0.1 * drawn(seed, _HIDDEN)
-        yield f"layer{layer}.A", 0.2 * drawn(seed + 1, t, _HIDDEN, width)[own]
-        yield f"layer{layer}.B", 0.2 * drawn(seed + 2, t, width, _HIDDEN)[own]
+        where, width = (at["pp"], layer), work.width // t
+        yield f"layer{layer}.G", 1 + 0.1 * numbers.normal((_HIDDEN,), *where)
+        yield f"layer{layer}.A", 0.2 * numbers.normal((t, _HIDDEN, width), *where, "A")[own]
+        yield f"layer{layer}.B", 0.2 * numbers.normal((t, width, _HIDDEN), *where, "B")[own]
 
 
 def _forward(x: Tensor, weights: dict[str, Tensor], tp: Group, cp: Group, c: int) -> Tensor:
@@ -298,9 +275,11 @@ def _forward(x: Tensor, weights: dict[str, Tensor], tp: Group, cp: Group, c: int
 def _run(sick: Sick, measured: Measurement) -> Run:
     keys = (key_of(call, rank) for rank, issued in measured.calls.items() for call in issued)
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    names, flops, weights = zip(*measured.results[: mesh_of(sick.sizes).ranks], strict=True)
+    names, weights = zip(*measured.results[: mesh_of(sick.sizes).ranks], strict=True)
     calls = [[_call(call, rank, its, numbers, sick.sizes) for call in measured.calls[rank]] for rank, its in enumerate(names)]
-    return Run(dict(sick.sizes), sick.node, calls, _spans(sick, calls, flops), list(weights))
+    meeting = [[i._replace(rendezvous=True) if type(i) is timeline.Send else i for i in own] for own in measured.program.ranks]
+    happened = timeline.replay(timeline.Program(meeting), _Costs(sick))
+    return Run(dict(sick.sizes), sick.node, calls, [_spans(happened.of(r), own) for r, own in enumerate(calls)], list(weights))
 
 
 def _call(call, rank: int, names: dict[str, str], numbers: dict[tuple, int], sizes: Sizes) -> Call:
@@ -311,36 +290,38 @@ def _call(call, rank: int, names: dict[str, str], numbers: dict[tuple, int], siz
     return Call(number, call.op, "dp" if axis == _DATA and "cp" not in sizes else axis, call.ranks, sent)
 
 
-def _spans(sick: Sick, calls: list[list[Call]], flops: Sequence[list[int]]) -> list[list[Span]]:
-    """Says what each rank did when: a call begins when the last of its ranks has come to it, and is over for all at once."""
-    clocks, spans, came = [0.0] * len(calls), [[] for _ in calls], {}
-    left = [list(zip(*both, strict=True)) for both in zip(calls, flops, strict=True)]
-    while any(left):
-        coming = [(rank, ahead[0]) for rank, ahead in enumerate(left) if ahead and (ahead[0][0].number, rank) not in came]
-        for rank, (call, before) in coming:
-            finished = clocks[rank] + before * _SECONDS_A_FLOP * _times(sick, COMPUTES, [rank])
-            spans[rank] += [Span("compute", clocks[rank], finished)] if before else []
-            came[call.number, rank] = finished
-            if all((call.number, one) in came for one in call.ranks):
-                began = max(came[call.number, one] for one in call.ranks)
-                over = began + _seconds(sick, [left[one][0][0] for one in call.ranks])
-                for one in call.ranks:
-                    spans[one].append(Span("call", came[call.number, one], over, call.number))
-                    clocks[one] = over
-                    del left[one][0]
-    return spans
+def _spans(happened: list[timeline.Span], calls: list[Call]) -> list[Span]:
+    """Says what a rank did when. It comes to a call as soon as what it did before is over."""
+    came, found, left = 0.0, [], iter(calls)
+    for kind, finished in ((span.kind, span.finished) for span in happened):
+        found.append(Span("compute", came, finished) if kind == "compute" else Span("call", came, finished, next(left).number))
+        came = finished
+    return found
 
 
-def _seconds(sick: Sick, sides: list[Call]) -> float:
-    """Returns the seconds of a call, once all its ranks have come. sides: as each rank has it."""
-    ranks, sent = sides[0].ranks, max(side.sent for side in sides)
-    if len({rank // sick.node for rank in ranks}) == 1:
-        return _NEAR.latency + sent / _NEAR.bandwidth
-    return _FAR.latency + sent / _FAR.bandwidth * _times(sick, SENDS, ranks)
+class _Costs(NamedTuple):
+    """The seconds that a cluster's ranks compute, and that their calls take once all have come."""
 
+    sick: Sick
 
-def _times(sick: Sick, cause: str, ranks: Iterable[int]) -> float:
-    return sick.slow.times if sick.slow and sick.slow.cause == cause and sick.slow.rank in ranks else 1.0
+    def compute(self, rank: int, work: timeline.Work) -> float:
+        return work.flops * _SECONDS_A_FLOP * self._times(COMPUTES, [rank])
+
+    def message(self, source: int, to: int, bytes: float) -> timeline.Transfer:
+        return self._transfer(bytes, (source, to))
+
+    def collective(self, op: str, bytes: float, ranks: tuple[int, ...]) -> timeline.Transfer:
+        """An all-reduce is all that a step has."""
+        return self._transfer(2 * bytes * (len(ranks) - 1) / len(ranks), ranks)
+
+    def _transfer(self, sent: float, ranks: tuple[int, ...]) -> timeline.Transfer:
+        if len({rank // self.sick.node for rank in ranks}) == 1:
+            return timeline.Transfer(_NEAR.seconds(sent))
+        return timeline.Transfer(_FAR.seconds(sent * self._times(SENDS, ranks)))
+
+    def _times(self, cause: str, ranks: Iterable[int]) -> float:
+        slow = self.sick.slow
+        return slow.times if slow and slow.cause == cause and slow.rank in ranks else 1.0
 
 
 # Jobs whose axes have to be placed

@@ -112,7 +112,7 @@ def made(kind: type, sizes: tuple[int, ...], *words) -> nn.Module:
 
 
 class Case(NamedTuple):
-    """Groups of t ranks; note: as reports say it; near: whether ranks of a group are neighbors. Each task has its own fields.
+    """Groups of t ranks; note: as reports name it; near: whether ranks of a group are neighbors. Each task has its own fields.
 
     unused: whether rank 1 does not use the second result; alone: whether there is one tensor; heads: of queries, and of keys
     and values; offset: of logits; drops: the p of dropout; strided: whether x and the result's gradient are not
@@ -128,9 +128,6 @@ class Case(NamedTuple):
     drops: float = 0.0
     strided: bool = False
     near: bool = False
-
-    def __str__(self) -> str:
-        return self.note
 
     def groups(self, n: int) -> list[range]:
         """The ranks of each group."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from manyranks import grade
 from manyranks.grade.check import Record, Task, looks
-from manyranks.grade.trial import Seen, Trial
+from manyranks.grade.trial import Trial
 from manyranks.measure.fingerprints import Print, fact
 from manyranks.measure.mistakes import Mistake, changed
 from manyranks.world.strangers.trouble import ending
@@ -178,16 +178,12 @@ def dumped(tasks: dict[str, Record]) -> str:
     """JSON with a line for each case of the right answer, and each mistake."""
     parts = []
     for name, record in tasks.items():
-        right = [f"{json.dumps(case)}: {_json([_plain(rank) for rank in ranks])}" for case, ranks in record.right.items()]
+        right = [f"{json.dumps(case)}: {_json(fact([vars(seen) for seen in ranks]))}" for case, ranks in record.right.items()]
         mistakes = [_json(mistake._asdict()) for mistake in record.mistakes]
         parts.append(
             f'{json.dumps(name)}: {{"right": {{\n' + ",\n".join(right) + '},\n"mistakes": [\n' + ",\n".join(mistakes) + "]}"
         )
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def _plain(seen: Seen) -> dict:
-    return {"results": fact(seen.results), "events": seen.events, "calls": seen.calls, "held": seen.held, "peak": seen.peak}
 
 
 def _json(value) -> str:

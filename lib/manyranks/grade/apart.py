@@ -11,7 +11,6 @@ import math
 import os
 import resource
 import secrets
-import select
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from multiprocessing import connection
 from pathlib import Path
 
 import msgspec
@@ -54,7 +54,8 @@ _MOST_AT_ONCE, _ROOM = 8, 2 * 2**30  # submissions; bytes for each
 _MEMORY, _FILE = 3 * 2**30, 64 * 2**20  # bytes more than at the start, and of a file
 _LOOK, _FULL = 0.2, signal.SIGUSR2  # seconds between two looks at what ranks have written; what ends all where that is too much
 _SMALL, _WHOLE = 1 << 22, 30.0  # bytes of a message between the processes, and seconds for it to come whole
-_WORDS, _SAID = 300, 300  # letters of what ranks say of an object, and of why something is not judged
+_MOMENT = 1.0  # seconds between two times that submissions are asked whether they're late
+_WORDS = 300  # letters of what ranks say of an object, and of why something is not judged
 IN_SPITE = "To judge anyway: --fewer-fences, or c.JudgeApart.fewer_fences = True for nbgrader"
 # What no rank should have to import: the exercises' scripts, and what Triton imports when the first kernel is launched.
 _ONCE = (*(f"manyranks.grade.{name}" for name in grade.__all__ if name.islower()), "triton.experimental.gluon")
@@ -78,10 +79,6 @@ class Judged(msgspec.Struct, tag=True):
     def points(self) -> float:
         """Returns the share that the report gives of the points that the cell is worth."""
         return round(self.report.points / self.report.out_of * self.worth, 2) if self.report.out_of else 0.0
-
-
-class _Read(msgspec.Struct, tag=True):
-    """The notebook has been read; its cells have not yet run."""
 
 
 class _Asks(msgspec.Struct, tag=True, frozen=True):
@@ -197,7 +194,7 @@ class Judge:
                         yield one[0], error
                 if not cases:
                     return
-                _wait([case.other for case in cases])
+                connection.wait([case.other for case in cases], _MOMENT)
                 for case in list(cases):
                     try:
                         told: Judged | _Over | Exception | None = self._heard(case)
@@ -278,7 +275,7 @@ class Judge:
                 raise NotJudged(f"this machine took more than {_A_CHECK:.0f} s for one check")
             return None
         try:
-            told = unpack(messages.receive(case.other, messages.EXACTLY, _SMALL, _WHOLE), _Read | Judged | _Asks | _Over)
+            told = unpack(messages.receive(case.other, messages.EXACTLY, _SMALL, _WHOLE), Judged | _Asks | _Over)
         except (EOFError, OSError, NotPlain):
             raise _how(case.pid) from None
         if isinstance(told, _Asks):
@@ -287,7 +284,7 @@ class Judge:
             raise (NotJudged if told.machine else Ended)(told.why)
         else:
             case.until = time.monotonic() + _A_CHECK
-        return None if isinstance(told, _Read | _Asks) else told
+        return None if isinstance(told, _Asks) else told
 
     def _answer(self, case: _Case, asked: _Asks) -> None:
         began = time.monotonic()
@@ -314,14 +311,6 @@ class Judge:
         record = solved.whole(task) if asked.whole else solved.right(task)
         self._records[asked] = dumped({asked.task: record}).encode()
         return self._records[asked]
-
-
-def _wait(connections: list[socket.socket]) -> None:
-    """Waits until something has come, or for a moment: what has to come may be late."""
-    poll = select.poll()
-    for one in connections:
-        poll.register(one, select.POLLIN)
-    poll.poll(1000)
 
 
 def fences() -> list[str]:
@@ -415,7 +404,6 @@ class _Court:
             found = checks(read())
         except Exception as error:  # not a notebook: this raises many kinds
             return self._tell(_Over(f"cannot be read: {type(error).__name__}"))
-        self._tell(_Read())
         _may_compute(_READING + _JUDGING)
         for one in found:
             started = time.monotonic()
@@ -423,16 +411,16 @@ class _Court:
             try:
                 report = self._checked(one)
             except NotStarted as error:
-                return self._tell(_Over(f"{_NOT_STARTED}: {error}"[:_SAID], machine=True))
+                return self._tell(_Over(f"{_NOT_STARTED}: {error}"[:_WORDS], machine=True))
             except Exception as error:  # one of ours, or of what comes of forged notes
                 known = isinstance(error, NotJudged)
                 missed = f"{error}" if known else f"an error of the judge, or a forged answer: {type(error).__name__}: {error}"
-                report = _no_points(one, f"{NOT_JUDGED}: {missed}"[:_SAID], ok=None)
-            self._tell(Judged(one.grade_id, one.index, one.points, report, time.monotonic() - started, missed[:_SAID]))
+                report = _no_points(one, f"{NOT_JUDGED}: {missed}"[:_WORDS], ok=None)
+            self._tell(Judged(one.grade_id, one.index, one.points, report, time.monotonic() - started, missed[:_WORDS]))
         self._tell(_Over())
         os._exit(0)
 
-    def _tell(self, what: _Read | Judged | _Asks | _Over) -> None:
+    def _tell(self, what: Judged | _Asks | _Over) -> None:
         messages.send(self._above, pack(what))
 
     def _checked(self, check: Check) -> Report:

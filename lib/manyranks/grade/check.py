@@ -5,8 +5,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from manyranks import scores
 from manyranks.given.numbers import seed_of
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Advice, Allowed, advised
-from manyranks.grade.trial import Again, Event, Make, Run, Seen, Sent, Terms, Then, Trial, ran_again, trials
+from manyranks.grade.trial import Again, Event, Job, Make, Run, Seen, Sent, Terms, Then, Trial, ran_again, trials
 from manyranks.measure.fingerprints import Print, fact, listed
 from manyranks.measure.journal import COPY, Stopped
 from manyranks.measure.mistakes import Mistake, ending_so, explained
@@ -50,7 +50,7 @@ class Task:
     points: for all of it
     run: what a rank does with the answer
     judges: what it is judged by, the values first
-    cases: what it runs in, on worlds of the sizes in `worlds`
+    cases: what it runs in, on worlds of the sizes in `worlds`; reports say their `note`, or what str() makes of them
     make: what a rank gets in a case, made by who judges, so that nothing on a rank says what is right; else the case itself
     more: draws cases for the judge where `cases` are the same for all; they run first: a table of `cases` earns nothing
     then: makes results of a case, of what a rank got and of its results, where judges are; Again(…): on another rank
@@ -111,24 +111,17 @@ class Task:
     def tried(self, answer, terms: Terms | None = None) -> list[Trial]:
         """Runs the answer in all cases. terms: of who judges strangers' answers."""
         terms, make = terms or Terms(), lambda *where: self.make(*where, self.own_seed)
-        with _one_thread():
-            found = trials(answer, self.run, make, self.cases_on, self.worlds, self.allowed, self.part, terms)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a check's tensors are small, and its ranks use the cores
+        try:
+            found = trials(answer, Job(self.run, self.allowed, [], ""), make, self.cases_on, self.worlds, self.part, terms)
+        finally:
+            torch.set_num_threads(threads)
         if isinstance(self.then, Again):
             found = ran_again(found, self.then.then, lambda case: self.make(case, 0, 1, self.own_seed + 1), terms)
         elif self.then:
             found = [one.after(self.then) for one in found]
         return [replace(one, given=()) for one in found]  # which may be large
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Inside, torch computes with one thread: a check's tensors are small, and its ranks use the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -271,7 +264,7 @@ def _finding(task: Task, i: int, done: list[JudgedTrial], record: Record) -> Fin
             if verdict.ok is False and not verdict.firm:
                 known, partly = _known(task, i, one.trial, [e.trial for e in ended], record)
                 hint = known or hint or partly or (task.unexplained if judge.values else "")
-            return Finding(Line(verdict.ok, judge.what, one.trial.where(verdict.found, verdict.where), hint), one.trial)
+            return Finding(Line(verdict.ok, judge.what, one.trial.where(verdict.found), hint), one.trial)
     where = "" if task.worlds == (1,) else f"on {listed(sorted({str(one.trial.n) for one in ended}))} ranks, "
     last = ended[-1].verdicts[i]
     if len(ended) < len(done):
@@ -374,7 +367,7 @@ def _record(task: dict) -> Record:
 
 def _seen(rank: dict) -> Seen:
     calls = [Sent(*call[:4], tuple(call[4])) for call in rank["calls"]]
-    return Seen(_from_json(rank["results"]), [Event(*one) for one in rank["events"]], calls, rank["held"], rank["peak"])
+    return Seen(_from_json(rank["results"]), [Event(*one) for one in rank["events"]], calls)
 
 
 def _from_json(value):

@@ -121,10 +121,6 @@ checkpoint = _Task(
 # Task 2: a chain
 
 
-def _of_layers(case: str, rank: int, n: int, seed: int) -> tuple[int, int, Tensor]:
-    return int(case.split()[1]), seed_of(seed, "begins"), normal((ROWS, HIDDEN), seed)
-
-
 def _chain(given: tuple[int, int, Tensor], answer: Callable, watch: Watch) -> dict:
     n, begins, x = given
     torch.manual_seed(begins)
@@ -169,7 +165,7 @@ checkpoint_sqrt = _Task(
         _holds(0.1, "holds one segment at a time", "fullest", _ONE, _ROOM),
     ),
     cases=("with 10 layers", "with 7 layers", "with 1 layer", "with 2 layers"),  # √10 rounds down, √7 rounds up
-    make=_of_layers,
+    make=lambda case, rank, n, seed: (int(case.split()[1]), seed_of(seed, "begins"), normal((ROWS, HIDDEN), seed)),
     more=lambda random: [f"with {(c := random.randint(3, 5)) ** 2 + k * c + random.randint(1, c)} layers" for k in (0, 1)],
     worlds=(1,),
     allowed=_HANDED,
@@ -273,9 +269,10 @@ choose = _Task(
 
 def _shared(given: model.Begun, answer: Callable, watch: Watch) -> dict:
     """Runs a step with a group: 4 ranks are two pairs, which have different x."""
-    n, pairs = dist.get_world_size(), ((0, 1), (2, 3)) if given.case.near else ((0, 2), (1, 3))
-    group = [dist.new_group(pair) for pair in pairs][_pair(given.case, dist.get_rank())] if n == 4 else None
-    return model.train(given, answer, watch, (group,), 8 * -(-given.x.numel() // dist.get_world_size(group)))
+    (case, *_, x), n = given, dist.get_world_size()
+    pairs = ((0, 1), (2, 3)) if case.near else ((0, 2), (1, 3))
+    group = [dist.new_group(pair) for pair in pairs][_pair(case, dist.get_rank())] if n == 4 else None
+    return model.train(given, answer, watch, (group,), 8 * -(-x.numel() // dist.get_world_size(group)))
 
 
 def _pair(case: Scene, rank: int) -> int:

@@ -140,19 +140,18 @@ def _cut(words: str, most: int) -> str:
     return words if len(words) <= most else f"{words[: most - 2]} …"
 
 
-def shown(rows: Iterable[Row]) -> int:
-    """Prints each row as soon as it is there, and the sum after a student's last one. Returns how many submissions have a
-    task that was not judged."""
-    missed = set()
+def shown(rows: Iterable[Row]) -> list[Row]:
+    """Prints each row as soon as it is there, and the sum after a student's last one. Returns all rows."""
+    found = []
     print(_line("student", "task", "points", "seconds", "what failed"))
     for student, own in groupby(rows, key=lambda row: row.student):
         kept = []
         for row in own:
             kept.append(row)
-            missed |= {(student, row.exercise)} if row.points is None else set()
             print(_line(student, row.task, _points([row]), f"{row.seconds:.1f}", _cut(row.failed, _SHOWN)), flush=True)
         print(_line(student, "all", _points(kept), f"{sum(row.seconds for row in kept):.1f}", ""))
-    return len(missed)
+        found += kept
+    return found
 
 
 def _points(rows: list[Row]) -> str:
@@ -222,8 +221,8 @@ def main(arguments: list[str] | None = None) -> str | None:
         print(f"right answers: {'made anew from' if solutions.is_dir() else 'from the library, for there is no'} {solutions}")
         with apart.Judge(chosen.fewer_fences, solutions) as judge:
             keep = partial(write, chosen.csv) if chosen.csv else len
-            rows: list[Row] = []
-            missed = shown(_noted(graded(chosen.folder, chosen.released, judge, done, keep), rows))
+            rows = shown(graded(chosen.folder, chosen.released, judge, done, keep))
+        missed = len({(row.student, row.exercise) for row in rows if row.points is None})
         said = [f"{missed} of the submissions could not be judged: see why above, and run the command again"] if missed else []
         if canvas:
             said += canvas.write(chosen.canvas[1], rows, {path.stem for path in chosen.released.glob("*/*.ipynb")})
@@ -234,12 +233,6 @@ def main(arguments: list[str] | None = None) -> str | None:
     except (ValueError, RuntimeError, OSError) as error:
         parser.exit(2, f"{error}\n")
     return "\n".join(said) or None
-
-
-def _noted(rows: Iterable[Row], noted: list[Row]) -> Iterator[Row]:
-    for row in rows:
-        noted.append(row)
-        yield row
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ _ITSELF = (
     "dist.send and dist.recv take ranks, not places: place p is rank (p + root) % N. What a rank already has needs no message",
 )
 _WHOLE_TENSOR = "cut it with torch.tensor_split and send one chunk at a time"
+_VIEWS = "return a new tensor, and work on a copy: chunks of torch.tensor_split are views of the input"
 _CUTS = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
 
 
@@ -178,13 +179,7 @@ def _task(
         _right_values("shard" if "shard" in call else "x_E"),
         _bytes("root" in call, chunks),
         messages(0.15, "sends its messages to the right ranks", in_order="pairwise" not in call, hint=hint),
-        facts(
-            0.1,
-            "leaves its input as it was",
-            "input (has changed|is)",
-            hint="return a new tensor, and work on a copy: chunks of torch.tensor_split are views of the input",
-            each_world=True,
-        ),
+        facts(0.1, "leaves its input as it was", "input (has changed|is)", _VIEWS, each_world=True),
         *also,
     )
     advice = (
@@ -217,21 +212,13 @@ def _own(case: Call, rank: int, n: int, seed: int) -> tuple:
     return (case.of(rank, n, seed),)
 
 
-def _with_root(case: Call, rank: int, n: int, seed: int) -> tuple:
-    return case.of(rank, n, seed), case.root % n
-
-
-def _with_elements(case: Call, rank: int, n: int, seed: int) -> tuple:
-    return case.of(0, n, seed).tensor_split(n)[rank].clone(), case.elements
-
-
 _OF_THE_WHOLE = "ring_all_gather takes chunk r, and the number of elements of the whole tensor: is that what you give it?"
 _BOTH_RINGS = "do your ring_reduce_scatter and ring_all_gather pass their own checks?"
 _ROOTS = Call(_SMALL, "int64", root=-1), Call(_LARGE, "float32"), Call(_SMALL, "int64", root=1)
 tree_broadcast = _task(
     "tree_broadcast(x_E, root)",
     3,
-    _with_root,
+    lambda case, rank, n, seed: (case.of(rank, n, seed), case.root % n),
     _ROOTS,
     _TREE,
     Chunks(),
@@ -241,7 +228,7 @@ tree_broadcast = _task(
 ring_all_gather = _task(
     "ring_all_gather(shard, elements)",
     4,
-    _with_elements,
+    lambda case, rank, n, seed: (case.of(0, n, seed).tensor_split(n)[rank].clone(), case.elements),
     _WHOLE,
     _RING,
     Chunks(

@@ -146,7 +146,7 @@ def _ring_forward(own: Drawn, function: Callable, watch: Watch) -> dict:
     watch.weigh()
     o, lse = _pair(function(q, k, v, places, helpers.attend, helpers.merge), q.shape, "ring_forward")
     found = {"o": o, "lse": lse, _CHANGED: _changed(given, before)}
-    return found | helpers.overlap(case.n) | helpers.work() | helpers.memory(case)
+    return found | helpers.work(case.n) | helpers.memory(case)
 
 
 _MESSAGES = "that's no ring: blocks go from rank to rank with isend and irecv, one at a time, and nothing else is sent"
@@ -234,7 +234,7 @@ def _ring(rank: Drawn, kind: Any, watch: Watch) -> dict:
     watch.mark(_BACKWARD)
     helpers.begin()
     y.backward(do)
-    found |= _gradients(leaves) | {_CHANGED: _changed(given, before)} | helpers.overlap(case.n, 2) | helpers.work()
+    found |= _gradients(leaves) | {_CHANGED: _changed(given, before)} | helpers.work(case.n, 2)
     kept = {"what forward keeps": watch.held[1] - watch.held[0] + case.result + case.block}
     return found | (kept if case.strong > 1 else {})
 

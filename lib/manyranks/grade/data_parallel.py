@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from manyranks.given.data_parallel import Batch, Toy, batch, learning
 from manyranks.given.numbers import drawn
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Right, Verdict, calls, facts, held, parting, rank_by_rank, values
+from manyranks.grade.judges import Right, Verdict, as_bytes, at_most, calls, facts, parting, rank_by_rank, values
 from manyranks.grade.learner import NOTHING_GIVEN, arguments, made, refuse_class
-from manyranks.grade.trial import Event, Seen, Sent, Trial
+from manyranks.grade.trial import Seen, Sent, Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch, gradients
 
@@ -25,11 +25,6 @@ _SMALL, _NUMBER = 4096, 64  # bytes: of examples and numbers; no parameter is as
 _GRADIENTS = "average the gradients, parameter.grad, and leave the weights as they are"
 _NONE = "a parameter that a rank's examples do not use has a gradient of None there: make it zeros, and send it all the same"
 _LEFT_OUT = "is something left out where a gradient is None? It counts as zeros, and is sent all the same"
-
-
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the gradients, zeros where there is none."""
-    return gradients(learning(model))
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
@@ -64,7 +59,7 @@ def _average(given: tuple[Toy, Batch], function: Callable, watch: Watch) -> dict
     mine.loss(model).backward()
     with _same_weights(model, "average()", _GRADIENTS):
         function(model, len(mine.x_BS))
-    return _gradients(model)
+    return gradients(learning(model))
 
 
 def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -84,7 +79,7 @@ def _in_buckets(given: tuple[Toy, Batch], function: Callable, watch: Watch) -> d
     mine.loss(model).backward()
     with _same_weights(model, "average_in_buckets()", _GRADIENTS), watch.peak():
         function(buckets)
-    return _gradients(model)
+    return gradients(learning(model)) | {"held at once": watch.peak_bytes}
 
 
 def _by_bucket(among: list[Sent]) -> list[str]:
@@ -112,15 +107,13 @@ _ADVICE = (
     (r"does not have a grad_fn", "inside no_sync() backward must still make gradients"),
     (arguments("finish|no_sync"), r"the training loop calls model.\1()"),
 )
-
-
 _task = partial(Task, "02_data_parallel", advice=_ADVICE)
-
 
 _A_ROW = max(sum(p.nbytes for p in bucket) for bucket in _buckets(list(Toy(0).parameters())))
 _ALL_ROWS = sum(p.nbytes for p in learning(Toy(0)).values())
 _ONE = "make the row of one bucket, reduce it, write it back, and only then make the next"  # a loop keeps the one before it
-_ROWS_HELD = held(0.2, "holds the rows of one bucket at a time", peak=_A_ROW + _SMALL, hint=_ONE)
+_holds = partial(at_most, names="^held", says="{got} {name}; {right} is enough", unit=as_bytes, grain=_SMALL)
+_ROWS_HELD = _holds(0.2, "holds the rows of one bucket at a time", room=_A_ROW + _SMALL, hint=_ONE)
 _ALIKE = values(0.4, "gives all ranks rank 0's parameters and buffers", "^(?!a view)")
 _INTO = "the tensor has moved to other memory, as `tensor.data = …` does: copy into the memory it has, which views go on to use"
 _IN_PLACE = facts(0.2, "writes into the memory that the model's tensors have", "^a view", _INTO, needs=1)
@@ -141,7 +134,7 @@ average = _task("average(model, examples)", 4, _average, _JUDGED, (_UNEVEN,), ma
 _A_BUCKET = calls(
     0.3, "makes one all-reduce per bucket, in order", _by_bucket, "one all-reduce of each bucket's row, in their order"
 )
-_IN_BUCKETS = (values(0.5, "averages over the ranks"), _A_BUCKET, _ROWS_HELD)
+_IN_BUCKETS = (values(0.5, "averages over the ranks", "^the gradient"), _A_BUCKET, _ROWS_HELD)
 _PARTS = "each part of the row replaces the gradient that it was made from, and it is divided by N once"
 average_in_buckets = _task(
     "average_in_buckets(buckets)",
@@ -251,7 +244,7 @@ def _train(given: tuple[Toy, list[list[Batch]], bool, tuple[int, int]], kind, wa
         optimizer.step()
         optimizer.zero_grad()
         watch.weigh()
-    return _weights(module)
+    return _weights(module) | {f"held after step {step}": count for step, count in enumerate(watch.held, 1)}
 
 
 def _made(kind, module: Toy, first: int, cap: int):
@@ -273,19 +266,16 @@ def _no_sync(model):
     raise Stopped(f"no_sync() returned a {type(context).__name__}, which `with` cannot use", hint)
 
 
-def _in_words(event: Event) -> str:
-    """Writes an event in words: "gradient first.weight", "call all_reduce 1024", "wait", "mark F 0"."""
-    return f"{event.kind} {event.what}".strip() + (f" {event.bytes}" if event.kind == "call" else "")
-
-
 def _order(seen: Seen) -> dict:
-    """Gradients, all-reduces, and who waits before finish() does: by step."""
+    """Gradients, all-reduces, and who waits before finish() does: "gradient first.weight", "call all_reduce 1024", "wait"."""
     steps, place = [], ""
-    for event in seen.events:
-        place = event.what if event.kind == "mark" else place
-        if event.kind in ("mark", "gradient") or (event.kind == "call" and event.what == "all_reduce"):
-            steps.append(_in_words(event))
-        elif event.kind == "wait" and place in ("backward", "alone"):
+    for kind, what, count in seen.events:
+        place = what if kind == "mark" else place
+        if kind in ("mark", "gradient"):
+            steps.append(f"{kind} {what}")
+        elif kind == "call" and what == "all_reduce":
+            steps.append(f"{kind} {what} {count}")
+        elif kind == "wait" and place in ("backward", "alone"):
             steps.append("wait")
     return {"order": steps}
 
@@ -319,7 +309,7 @@ def _said(step: str) -> str:
     }.get(kind, step)
 
 
-_ROWS_KEPT = held(0.1, "keeps no more than it needs", room=_ALL_ROWS + _SMALL, hint="one copy of the gradients is enough")
+_ROWS_KEPT = _holds(0.1, "keeps no more than it needs", room=_ALL_ROWS + _SMALL, hint="one copy of the gradients is enough")
 
 
 def _keeps_little(trial: Trial, right: Right) -> Verdict:
@@ -329,7 +319,7 @@ def _keeps_little(trial: Trial, right: Right) -> Verdict:
 
 
 _WRAPPED = (
-    values(0.4, "trains like one process on the whole batch"),
+    values(0.4, "trains like one process on the whole batch", "^(?!held)"),
     calls(0.2, "sends each bucket once per step", _by_bucket, "what `replicate` sends, then one all-reduce per bucket a step"),
     rank_by_rank(0.3, "sends each bucket as soon as it can leave", _leaves_late, _order),
     _ROWS_KEPT._replace(verdict=_keeps_little),

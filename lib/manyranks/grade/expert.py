@@ -100,15 +100,11 @@ def _handed(hint: str) -> Callable:
 
 _task = partial(Task, "08_expert", part=True, allowed=_ALLOWED, common=_ADVICE)
 
-
 _PAIR = "it returns (experts_KT, gates_KT), two tensors [K, T]: choices come first; the experts are int64, the gates float64"
-
-
 _OF_PAIR = "experts_KT", "gates_KT"
 
 
 def _routed(case: Case, rank: int, n: int, seed: int) -> tuple:
-    """Draws what route is called with."""
     logits_TE, bias_E = normal((*case.tokens, case.E), seed, case), 0.4 * normal((case.E,), seed, case, "bias") + case.liked
     return logits_TE, bias_E, case.K, case.n, case.limit
 
@@ -127,7 +123,6 @@ route = _task(
     worlds=(1,),
     unexplained="scores = sigmoid(logits); ranks by largest score + bias; the K largest on these; gates = their scores ÷ sum",
 )
-
 
 _KEPT = "a gate that remains is not changed, and its gradient passes: no detach, no no_grad; the others are 0, and have none"
 _ITS_OWN = "each rank drops for itself: its own tokens are all that it needs to know"
@@ -201,11 +196,6 @@ _SIZES = (
 _FORM = "it returns (rows_RH, counts_L, Way(…)), also without tokens; counts, order_S, sorted_R: int64; sent, received: lists"
 
 
-def _tokens(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, int]:
-    """Draws what dispatch is called with."""
-    return normal((case.tokens[rank], case.H), seed, "x", rank), case.mine(rank, seed)[0], case.E
-
-
 def _dispatch(given: tuple[Tensor, Tensor, int], function: Callable, watch: Watch) -> dict:
     x_TH, experts_KT, experts = given
     named, names = {"x_TH": x_TH, "experts_KT": experts_KT}, ("rows_RH", "counts_L", *(f"way.{name}" for name in _WAY))
@@ -233,7 +223,7 @@ dispatch = _task(
         calls(0.15, "sends the counts once, and first", _counts, _COUNTS),
     ),
     _traveling,
-    make=_tokens,
+    make=lambda case, rank, n, seed: (normal((case.tokens[rank], case.H), seed, "x", rank), case.mine(rank, seed)[0], case.E),
     unexplained="copies sorted by (rank, expert there, number); counts; rows by exchange; then what arrives, sorted by expert",
 )
 
@@ -269,7 +259,6 @@ combine = _task(
 
 
 def _loads(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Draws what balance is called with."""
     probabilities_TE = normal((case.tokens[rank], case.E), seed, "probabilities", rank).softmax(1)
     speed = 0.25 / case.K * (1 + seed_of(seed) % 7)
     return probabilities_TE, case.mine(rank, seed)[0], 0.5 * normal((case.E,), seed, "bias"), speed

@@ -1,5 +1,6 @@
 """Checks of exercise 12_failures: saves that survive a crash, how often to save, exact resumes, and ranks that went wrong."""
 
+import builtins
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
@@ -16,6 +17,7 @@ from manyranks.given.failures import PATH, Checkpoints, Job, Odd, Replica, Resum
 from manyranks.grade.check import Task
 from manyranks.grade.judges import as_bytes, at_most, facts, little, values
 from manyranks.grade.learner import Allowed, arguments, dict_of, error_of, items, number, pair, plain, tensor, whole
+from manyranks.measure.aliases import replaced
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 
@@ -265,7 +267,7 @@ newest_whole = _task(
 
 def _odd(parameters: list[torch.Tensor], function: Callable, watch: Watch) -> dict:
     form = "it returns a list of ranks, an empty one if all agree"
-    with given.no_salt():
+    with replaced({(builtins, "hash"): partial(given.unsalted, hash)}, function):
         found = function(parameters)
     return {"the list of ranks": str(sorted(whole(one, "a rank", form) for one in items(found, "the list", form, 64)))}
 

@@ -26,7 +26,6 @@ _OWN_THREAD = f"dist is called from the thread that the check calls you in, not 
 _OVERWRITTEN = "until a send is over, leave its tensor as it is, or send a clone, and wait before you use it for something else"
 _COUNT = "these are the right ranks, but not the right number of messages: how many steps does it take?"
 _TOGETHER = "one call for all: put them into one flat row, and cut it again afterwards"
-_SMALL = 4096  # bytes of examples, numbers and counters
 
 Right = list[Seen]  # by rank
 Look = Callable[[Seen], dict[str, Fact]]
@@ -36,14 +35,13 @@ class Verdict(NamedTuple):
     """A judge's verdict: what was found and a hint, where it is not ok or there is more to say. ok: None where it could not be
     judged, which gives no points.
 
-    firm: whether the hint stands, whatever known mistake fits; where: the part of the case, in place of its name.
+    firm: whether the hint stands, whatever known mistake fits
     """
 
     ok: bool | None
     found: str = ""
     hint: str = ""
     firm: bool = False
-    where: str = ""
 
 
 class Judge(NamedTuple):
@@ -331,10 +329,8 @@ def calls_in_words(got: list[tuple], must: list[tuple]) -> str:
         there, here = (listed([f"{number} × {op}" for op, number in sorted(count.items())] or ["nothing"]) for count in counts)
         both = [size(sum(call[1] for call in calls)) for calls in (got, must)]
         return f"called {there} ({both[0]}); right is {here} ({both[1]})"
-    k = next(k for k, (one, other) in enumerate(zip(got, must, strict=True)) if one != other)
-    (op, there, whom), (other, here, them) = got[k], must[k]
-    words = [(op, f"{there:,} bytes", whom), (other, f"{here:,} bytes", them)]
-    return f"called {words[0][0]} of {words[0][1]} {words[0][2]}; right is {words[1][0]} of {words[1][1]} {words[1][2]}"
+    (op, there, whom), (other, here, them) = next(pair for pair in zip(got, must, strict=True) if pair[0] != pair[1])
+    return f"called {op} of {there:,} bytes {whom}; right is {other} of {here:,} bytes {them}"
 
 
 def _why_calls(trial: Trial, got: list[tuple], must: list[tuple], instead: dict[str, str]) -> str:
@@ -369,14 +365,13 @@ def messages(share: float, what: str, in_order: bool = True, hint: str = "", **m
         return Verdict(True)
 
     def early(trial: Trial, right: Right) -> str:
-        found = _other_ranks(trial, right, in_order)
-        return f"{found}: {hint}" if found else ""
+        return _other_ranks(trial, right, in_order, hint)
 
     return Judge(share, what, verdict, lambda seen: {"peers": peers(seen)}, early=early, **more)
 
 
-def _other_ranks(trial: Trial, right: Right, in_order: bool) -> str:
-    """Returns the first message of a run that broke off that goes to, or comes from, the wrong rank."""
+def _other_ranks(trial: Trial, right: Right, in_order: bool, hint: str) -> str:
+    """Says which message of a run that broke off is the first that goes to, or comes from, the wrong rank."""
     for rank, should in enumerate(right):
         for op, does in (("send", "sends to"), ("recv", "receives from")):
             got = [entry.peer for entry in trial.notes.get(rank, []) if entry.op == op]
@@ -384,8 +379,9 @@ def _other_ranks(trial: Trial, right: Right, in_order: bool) -> str:
             if rank in got or None in got:  # to itself is another mistake; from whoever sends may be right
                 continue
             for k, peer in enumerate(got):
-                if peer not in (must[k : k + 1] if in_order else must):
-                    return f"rank {rank} {does} rank {peer}; right is {_times(must[k : k + 1] if in_order else must)}"
+                fits = must[k : k + 1] if in_order else must
+                if peer not in fits:
+                    return f"rank {rank} {does} rank {peer}; right is {_times(fits)}: {hint}"
     return ""
 
 
@@ -405,30 +401,6 @@ def around(steps: list[str], at: int, before: int = 2, after: int = 4) -> str:
     first = max(0, at - before)
     shown = [step.removeprefix("mark ") for step in steps[first : at + after]] or ["nothing more"]
     return ("… " if first else "") + ", ".join(shown) + (" …" if at + after < len(steps) else "")
-
-
-def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, hint: str = "") -> Judge:
-    """Judges that no rank holds more than the right answer, each time that the script weighs. room: bytes that may be more.
-
-    peak: the same of the most that is alive inside the script's `peak`; None where it does not count.
-    """
-
-    def look(seen: Seen) -> dict[str, Fact]:
-        found = {f"held {i}": round(count / _SMALL) for i, count in enumerate(seen.held)}  # small objects make no difference
-        return found | ({"peak": round(seen.peak / _SMALL)} if peak is not None else {})
-
-    def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
-        who = _who(trial, rank)
-        if len(seen.held) != len(should.held):
-            return Verdict(False, f"{who}it wasn't weighed as often as it should be", LEAVE)
-        counts = [(got, must, room) for got, must in zip(seen.held, should.held, strict=True)]
-        counts += [] if peak is None else [(seen.peak, should.peak, peak)]
-        for got, must, more in counts:
-            if got > must + more:
-                why = WAIT if trial.unwaited else hint
-                return Verdict(False, f"{who}{size(got - must)} more is held than necessary", why, bool(trial.unwaited))
-
-    return rank_by_rank(share, what, wrong, look)
 
 
 _ALONE = "this takes no communication: each rank has all that it needs"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyranks.given import kernels as given
-from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Tile, Tokens, Window, without_triton
+from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Tokens, without_triton
 from manyranks.given.numbers import normal, whole
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, as_bytes, at_most, facts, values
@@ -168,12 +168,11 @@ def _factors(case: Product, rank: int, n: int, seed: int) -> tuple[Tensor, Tenso
 
 def _within(case: Product, counted: Counted) -> dict:
     beyond = [max(one.dot_bytes - case.shared, one.tile - case.most) for one in counted.launches]
-    each = max(one.stored for one in counted.launches)
     return {
         "whether tl.dot ran": counted.flops >= 2 * case.m * case.n * case.k,
         "bytes more than the budget": max(0, counted.requested_bytes() - case.budget),
         "bytes more than the shared memory": max(0, *beyond),
-        "elements of a program's tile more than fit the shared memory": max(0, each - case.most),
+        "elements of a program's tile more than fit the shared memory": max(0, *(one.stored - case.most for one in counted.launches)),
     }
 
 
@@ -211,6 +210,8 @@ def _of_loss(case: Tokens, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor
     return hidden * case.strong, weight, whole(case.words, (case.tokens,), seed, case), case.z
 
 
+_ROW = "no logit leaves the chip: keep each row's maximum, sum and target"
+_ONCE = "load the tile of tokens before the loop, loop once, and take the target's logit from the tile of logits"
 loss = _kernel_task(
     "loss(hidden_TH, weight_VH, targets_T, z)",
     5,
@@ -218,15 +219,8 @@ loss = _kernel_task(
     partial(_in_tiles, "hidden", "the losses"),
     (
         values(0.5, "returns each token's loss", f"losses|{_RESULTS}", alone=True),
-        _moves(
-            0.25, "stores one number per token", "store", "no logit leaves the chip: keep each row's maximum, sum and target"
-        ),
-        _moves(
-            0.25,
-            "reads the weight once per tile of tokens, in the launcher's tiles",
-            "load|tile",
-            "load the tile of tokens before the loop, loop once, and take the target's logit from the tile of logits",
-        ),
+        _moves(0.25, "stores one number per token", "store", _ROW),
+        _moves(0.25, "reads the weight once per tile of tokens, in the launcher's tiles", "load|tile", _ONCE),
     ),
     cases=(Tokens(37, 150, 24, 0.01, 6.0), Tokens(32, 70, 16, 0.5, 0.2)),  # logits of ±120, and small ones
     make=_of_loss,
@@ -236,7 +230,7 @@ loss = _kernel_task(
 # Task 5: attention to a window
 
 
-def _heads(case: Window, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, int]:
+def _heads(case: Heads, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, int]:
     q, k, v = _drawn(case, seed, *[(case.heads, case.rows, case.head)] * 3)
     k[:, 0] -= 30 * q[:, 0]
     k[:, -1] += 30 * q[:, -1]  # the last query's last score is far above its first ones
@@ -255,7 +249,7 @@ attend = _kernel_task(
         _moves(0.3, "loads no tile that nobody sees, and no tile twice", "load|tile", _PASS, needs=2),
         _moves(0.15, "stores the output and one number per row", "store", "no score leaves the chip", needs=2),
     ),
-    cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 17), Window(2, 48, 40, 18)),
+    cases=(Heads(2, 50, 24, window=100), Heads(1, 70, 16, window=17), Heads(2, 48, 40, window=18)),
     make=_heads,
     unexplained="query i sees keys i − window + 1 to i, scores are q · k / √D; where none was seen yet, −inf − (−inf) is NaN",
 )
@@ -300,7 +294,7 @@ attention = _task(
         _less(0.1, "keeps q, k, v, the output and the log-sum-exp only", "keeps", _SAVED, 300),
         _less(0.1, "holds a few tiles at a time", "at one time", _DROP, _ROOM, grain=4096),
     ),
-    cases=(Heads(2, 256, 8, 32), Heads(1, 41, 5, 8)),
+    cases=(Heads(2, 256, 8, tile=32), Heads(1, 41, 5, tile=8)),
     make=lambda case, rank, n, seed: (case.tile, given.drawn_heads(case, seed)),
     allowed=Allowed(),
     advice=(
@@ -315,7 +309,7 @@ attention = _task(
 _ADDRESS = "it returns an address in bytes, a whole number"
 
 
-def _addresses(case: Tile, function: Callable, watch: Watch) -> dict:
+def _addresses(case: Matrix, function: Callable, watch: Watch) -> dict:
     at = [[0] * case.columns for _ in range(given.ROWS)]
     for place in torch.randperm(given.ROWS * case.columns).tolist():  # an address may depend on i, j and columns only
         i, j = divmod(place, case.columns)
@@ -323,17 +317,16 @@ def _addresses(case: Tile, function: Callable, watch: Watch) -> dict:
     return {"at": at}
 
 
-def _conflicts(case: Tile, own: Tile, results: dict) -> dict:
+def _conflicts(case: Matrix, own: Matrix, results: dict) -> dict:
     at, columns = results["at"], range(case.columns)
     flat = [address for row in at for address in row]
     if [len(row) for row in at] != [case.columns] * given.ROWS or any(type(one) is not int for one in flat):  # such as NaN
         raise ValueError("each word of the tile has an address, a whole number")
-    parts = [row[first : first + WARP] for row in at for first in range(0, case.columns, WARP)]
     return {
         "the number of words with an address of their own": len({address // given.WORD for address in flat}),
         "the number of addresses that aren't multiples of 4, or below 0": sum(one % given.WORD > 0 or one < 0 for one in flat),
         "turns down a column": max(bank_conflicts([row[j] for row in at]) for j in columns),
-        "turns along a row": max(map(bank_conflicts, parts)),
+        "turns along a row": max(bank_conflicts(row[k : k + WARP]) for row in at for k in range(0, case.columns, WARP)),
         "bytes of shared memory": max(flat) + given.WORD,
     }
 
@@ -350,8 +343,8 @@ unsick = _task(
         _turns(0.3, "a warp that reads along a row has none", "row", _BANKS, needs=2),
         _turns(0.1, "takes 32 words more at most", "bytes", "one word after each row is enough", given.WORD, needs=3),
     ),
-    cases=(Tile(32), Tile(64)),
-    more=given.drawn_tiles,
+    cases=(Matrix(given.ROWS, 32), Matrix(given.ROWS, 64)),
+    more=lambda random: [Matrix(given.ROWS, 32 * random.randint(3, 5))],
     then=_conflicts,
     allowed=Allowed((given.__name__,)),
 )

@@ -243,7 +243,6 @@ def _as_called(frame: FrameType, allowed: Allowed) -> str:
 _SECONDS = 2.0  # of processor time: a busy machine does not count
 _FINITE = "it is finite: count down what is left to do, and end when nothing is"
 
-
 Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then, with its groups
 
 
@@ -400,7 +399,8 @@ def whole(value: Any, what: str, form: str) -> int:
 
 
 def pair(value: Any, call: str, form: str) -> tuple[Any, Any]:
-    """Returns the learner's pair. Raises Stopped where it is none."""
+    """Returns the learner's pair, also of a tensor or an array. Raises Stopped where it is none."""
+    value = value.tolist() if getattr(value, "ndim", 0) == 1 else value
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise Stopped(f"{call} returned {kind_of(value)}", form)
     return value[0], value[1]

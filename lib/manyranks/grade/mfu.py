@@ -10,9 +10,9 @@ from typing import Any
 from manyranks.given import mfu as given
 from manyranks.given.mfu import Job, Log, Model, Product, Timing
 from manyranks.grade.check import Task
-from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, both, facts, sent, values
-from manyranks.grade.learner import TABLE, Allowed, dict_of, number
-from manyranks.grade.trial import Trial
+from manyranks.grade.judges import ROUNDED, WAIT, Judge, Verdict, both, facts, rank_by_rank, results, sent
+from manyranks.grade.learner import TABLE, Allowed, dict_of, number, pair
+from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.fingerprints import Fact, only_rounded, same
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
@@ -45,29 +45,19 @@ def _named(value: Any, names: tuple[str, ...], call: str) -> dict[str, float]:
     return {name: number(value[name], name, form) for name in names}
 
 
-def _several(value: Any, count: int, what: str, form: str) -> list:
-    """The learner's list, tuple, tensor or array. Raises Stopped for what is none, or has another length."""
-    value = value.tolist() if getattr(value, "ndim", 0) == 1 else value
-    if not isinstance(value, tuple | list) or len(value) != count:
-        raise Stopped(f"{what} {kind_of(value)}, where {count} items are asked for", form)
-    return list(value)
-
-
 def _amounts(share: float, what: str, names: str, unit: Callable[[float], str], hint: str = "") -> Judge:
     """Judges that the numbers of these names are right, whatever the others are. hint: where no known mistake explains them."""
-    judge = values(share, what, names, alone=True, part=True)
+    look = results(names)
 
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-            for name, here in judge.look(should).items():
-                if not same(there := seen.results[name], here):
-                    found = (f"rank {rank}: " if trial.n > 1 else "") + f"{name}: {_both(there, here, unit)}"
-                    mixed = _mixed(name, there, should.results)
-                    why = WAIT if trial.unwaited else ROUNDED if only_rounded(there, here) else mixed or hint
-                    return Verdict(False, found, why, firm=bool(trial.unwaited))
-        return Verdict(True)
+    def wrong(trial: Trial, rank: int, seen: Seen, should: Seen) -> Verdict | None:
+        for name, here in look(should).items():
+            if not same(there := seen.results[name], here):
+                found = (f"rank {rank}: " if trial.n > 1 else "") + f"{name}: {_both(there, here, unit)}"
+                mixed = _mixed(name, there, should.results)
+                why = WAIT if trial.unwaited else ROUNDED if only_rounded(there, here) else mixed or hint
+                return Verdict(False, found, why, firm=bool(trial.unwaited))
 
-    return judge._replace(verdict=verdict)
+    return rank_by_rank(share, what, wrong, look, values=True, part=True)
 
 
 def _mixed(name: str, there: float, right: dict[str, Any]) -> str:
@@ -92,7 +82,7 @@ _PAIR = "it returns a pair of numbers, (forward, backward)"
 
 
 def _product(case: Product, function: Callable, watch: Watch) -> dict:
-    found = _several(function(*case[:3]), 2, f"{product.call} returned", _PAIR)
+    found = pair(function(*case[:3]), product.call, _PAIR)
     return {name: number(one, name, _PAIR) for name, one in zip(("forward", "backward"), found, strict=True)}
 
 

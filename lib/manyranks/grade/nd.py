@@ -37,9 +37,6 @@ class Exam(NamedTuple):
     note: str
     questions: dict[str, tuple]
 
-    def __str__(self) -> str:
-        return self.note
-
 
 def _task(
     points: int, call: str, read: Callable[..., dict], form: str, judges: tuple[Judge, ...], cases: Sequence | Callable, **more

@@ -39,8 +39,6 @@ _CANNOT_RUN = {  # words of `verify` -> what to do
     "deadlock:": "each of these ranks waits for what another one does later; the first rank warms up with most forwards",
     "the cap is": "an F makes one activation more, and the W (or B) of its micro-batch gives it back: wait with an F for a W",
 }
-
-
 _FIRST = Case(4, 8), Case(2, 4, 2), Case(4, 8, cap=4)  # case of each task: an error there ends its check
 
 
@@ -127,8 +125,6 @@ one_f_one_b = _table_task(
 
 _OF_STAGES = "rank r warms up with 2(p − 1 − r) + (v − 1)p forwards, then does one forward and one backward in turn"
 _TRIPLES = 'return a list of triples, the kind, the stage and the micro-batch: [("F", 0, 0), ("F", 0, 1), …, ("B", 2, 0), …]'
-
-
 interleaved = _table_task(
     call="interleaved(p, m, v, rank)",
     points=4,
@@ -157,17 +153,13 @@ def _under_a_cap(case: Case, function: Callable, watch: Watch) -> dict:
 
 
 _CAPS = Case(4, 8, cap=4), Case(4, 12, cap=7), Case(4, 8, cap=5), Case(4, 6, cap=2), Case(3, 2, cap=3), Case(1, 3, cap=1)
-_DRAWN_CAPS = tuple(  # from p: the least and the largest cap
-    lambda p, least=least, most=most: (least[0] * p + least[1], most[0] * p + most[1])
-    for least, most in (
-        ((1, 0), (1, 0)),
-        ((2, -1), (2, -1)),
-        ((1, -1), (1, -1)),
-        ((0, 1), (0, 1)),
-        ((1, 1), (2, -2)),
-        ((2, 0), (3, 0)),
-    )
-)
+
+
+def _caps(p: int) -> tuple[tuple[int, int], ...]:
+    """The least and the largest cap of each kind that the judge draws."""
+    return (p, p), (2 * p - 1, 2 * p - 1), (p - 1, p - 1), (1, 1), (p + 1, 2 * p - 2), (2 * p, 3 * p)
+
+
 under_a_cap = _table_task(
     call="under_a_cap(p, m, cap, times)",
     points=5,
@@ -181,8 +173,7 @@ under_a_cap = _table_task(
     ),
     cases=(*_CAPS, Case(8, 16, cap=8, times=_MEASURED), Case(8, 24, cap=15, times=_MEASURED)),
     more=lambda random: [
-        Case(p := random.randint(3, 5), random.randint(2 * p, 3 * p), cap=random.randint(*between(p)))
-        for between in _DRAWN_CAPS
+        Case(p := random.randint(3, 5), random.randint(2 * p, 3 * p), cap=random.randint(*_caps(p)[kind])) for kind in range(6)
     ],
 )
 

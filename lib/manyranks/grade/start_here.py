@@ -95,22 +95,12 @@ _READ = {
     "B": "the second line ends with the rank that all others wait for, and says what became of it",
     "C": "the line about calls that diverge: which rank makes a different call from the other three?",
 }
+_reads = partial(values, 1 / 3, alone=True, part=True, tells=False)
 culprits = _task(
     "culprits()",
     3,
     _culprits,
-    tuple(
-        values(
-            1 / 3,
-            f"finds the rank that is wrong in report {letter}",
-            f"report {letter}",
-            alone=True,
-            part=True,
-            hint=hint,
-            tells=False,
-        )
-        for letter, hint in _READ.items()
-    ),
+    tuple(_reads(f"finds the rank that is wrong in report {k}", f"report {k}", hint=hint) for k, hint in _READ.items()),
     worlds=(1,),
     part=True,
     allowed=Allowed(hint="read the reports, and write down three numbers"),

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -108,16 +108,11 @@ class _Results(dict):
 
 @dataclass(frozen=True)
 class Seen:
-    """A rank's part of a run. results: what the script returned, by name; held: live bytes each time that it weighed.
-
-    calls: as the world counted them; peak: the most live bytes inside the script's `peak`.
-    """
+    """A rank's part of a run. results: what the script returned, by name; calls: as the world counted them."""
 
     results: Mapping[str, Fact]
     events: list[Event] = field(default_factory=list)
     calls: list[Sent] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
-    peak: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "results", _Results(self.results))
@@ -135,14 +130,14 @@ class Seen:
 class Job(NamedTuple):
     """The job of a rank.
 
-    given: a list of what the rank gets alone; the script empties it
     allowed: what may be called of what is ready-made
+    given: a list of what the rank gets alone; the script empties it
     word: random letters that no learner has seen
     """
 
     run: Run
-    given: list
     allowed: Allowed
+    given: list
     word: str
 
 
@@ -177,28 +172,23 @@ class Trial:
 
     def __str__(self) -> str:
         """Says "on 3 ranks, with 7 elements"; the case alone where there is one rank."""
-        return ", ".join(filter(None, [f"on {self.n} ranks" if self.n > 1 else "", f"{self.case}"]))
+        case = getattr(self.case, "note", self.case)
+        return ", ".join(filter(None, [f"on {self.n} ranks" if self.n > 1 else "", f"{case}"]))
 
-    def where(self, found: str, place: str = "") -> str:
-        """Returns what was found, after where it was. place: the part of the case, in place of its name."""
-        return ", ".join(filter(None, [place or f"{self}", found]))
+    def where(self, found: str) -> str:
+        """Returns what was found, after where it was."""
+        return ", ".join(filter(None, [f"{self}", found]))
 
 
 def trials(
-    answer: Callable,
-    run: Run,
-    make: Callable[[Any, int, int], Any],
-    cases: Callable[[int], Sequence],
-    worlds: Iterable[int],
-    allowed: Allowed,
-    part: bool,
-    terms: Terms,
+    answer: Callable, job: Job, make: Callable, cases: Callable[[int], Sequence], worlds: tuple, part: bool, terms: Terms
 ) -> list[Trial]:
     """Runs a trial for each case, on fresh worlds of these sizes, and no more on a world whose ranks raised or died.
 
     Ends after the first that hangs, and where nothing is written.
 
-    make: what a rank gets in a case on n ranks. Made here, so that nothing on a rank says more, such as what the others get
+    job: without what each rank gets
+    make: case, rank, number of ranks -> what this rank gets. Made here, so that nothing on a rank says more
     part: whether each case counts, so that a deadlock, which is found soon, ends its world only
     """
     done: list[Trial] = []
@@ -213,7 +203,7 @@ def trials(
                 world.timeout = terms.seconds(min(_RUN_SECONDS, max(_LEAST_SECONDS, share)))
                 given = tuple(make(case, rank, n) for rank in range(n))
                 try:
-                    done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), run, allowed, terms))
+                    done.append(_ran(world, room, answer, Trial(n, case, f"{n}/{i}", given=given), job, terms))
                 finally:
                     left -= terms.spend(world)
                 if found := done[-1].trouble:
@@ -258,7 +248,7 @@ def _sent_again(again: Then, case: Any, given: Any, results: dict) -> dict:
     return {name: _sendable(value) for name, value in again(case, given, results).items()}
 
 
-def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, allowed: Allowed, terms: Terms) -> Trial:
+def _ran(world: World, room: str, answer: Callable, new: Trial, job: Job, terms: Terms) -> Trial:
     printed = io.StringIO()
     folder = there = _folder(room)
     if terms.confined:  # where a rank sees the same folder
@@ -267,7 +257,7 @@ def _ran(world: World, room: str, answer: Callable, new: Trial, run: Run, allowe
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
         word = secrets.token_hex(8)
         with answering(new.given, folder, there) as given:
-            jobs = Each(Job(run, [own], allowed, word) for own in given)
+            jobs = Each(job._replace(given=[own], word=word) for own in given)
             free = FREE if new.key.endswith("/0") else 0.0  # cells have run before on ranks that had a case
             outcome = _outcome(world, answer, jobs, word, folder, there, free, terms)
         notes = journal.read(folder, world.size)
@@ -363,7 +353,7 @@ def run_script(answer, job: Job, folder: str) -> dict:
         results = {name: _sendable(value) for name, value in job.run(given.pop(), answer, watch).items()}
         word = still_watched(job.word) if callable(still_watched) else ""
     events = [tuple(event) for event in watch.events]
-    return {"results": results, "events": events, "held": watch.held, "peak": watch.peak_bytes, "watched": word}
+    return {"results": results, "events": events, "watched": word}
 
 
 def _sendable(value):
@@ -379,17 +369,16 @@ def _seen(reply, calls: list) -> Seen:
     """Reads what a rank sent back. Raises ValueError for what `run_script` never sends: learners' code may have changed it."""
     if not (
         type(reply) is dict
-        and reply.keys() == {"results", "events", "held", "peak", "watched"}
+        and reply.keys() == {"results", "events", "watched"}
         and type(reply["results"]) is dict
         and all(map(_is_plain, reply["results"].items()))
-        and type(reply["events"]) is type(reply["held"]) is list
+        and type(reply["events"]) is list
         and len(reply["events"]) <= _EVENTS
         and all(map(_is_event, reply["events"]))
-        and all(type(count) is int for count in [*reply["held"], reply["peak"]])
     ):
         raise ValueError(f"a rank did not return what the check notes: {LEAVE}")
     sent = [Sent(call.op, call.bytes, call.dtype, call.peer, tuple(call.ranks)) for call in calls]
-    return Seen(reply["results"], [Event(*event) for event in reply["events"]], sent, reply["held"], reply["peak"])
+    return Seen(reply["results"], [Event(*event) for event in reply["events"]], sent)
 
 
 def _is_plain(item, depth: int = 0) -> bool:
