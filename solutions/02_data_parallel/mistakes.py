@@ -608,7 +608,7 @@ slip("Overlapped", "Overtakes", 1.8, "all-reduces are matched by their order: a 
 slip("Overlapped", "LeavesBucketsThatAreNotFull", 0, LEFT_OUT, finish=lambda self: (self.collect(), self.reset()))
 slip("Overlapped", "LeavesNone", 2.4, LEFT, row=lambda self, k: mean_without_filling(self.buckets[k]),
      write=lambda self, bucket, row: hand_out_where_one_is(bucket, row))
-slip("Overlapped", "HidesTheChapters", 0, "", says="manyranks.parallel.data_parallel.OverlappedDataParallel is not allowed",
+slip("Overlapped", "HidesTheChapters", 0, "", says="manyranks.parallel.OverlappedDataParallel is not allowed",
      base=IsNoModule, make=lambda self, model, smallest, largest: OverlappedDataParallel(model, bucket_bytes=largest))
 slip("Overlapped", "NeverReplicates", 2.4,
      "the ranks started from different weights: call replicate(module) when the wrapper is made", start=nothing)

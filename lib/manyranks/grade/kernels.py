@@ -172,7 +172,9 @@ def _within(case: Product, counted: Counted) -> dict:
         "whether tl.dot ran": counted.flops >= 2 * case.m * case.n * case.k,
         "bytes more than the budget": max(0, counted.requested_bytes() - case.budget),
         "bytes more than the shared memory": max(0, *beyond),
-        "elements of a program's tile more than fit the shared memory": max(0, *(one.stored - case.most for one in counted.launches)),
+        "elements of a program's tile more than fit the shared memory": max(
+            0, *(one.stored - case.most for one in counted.launches)
+        ),
     }
 
 
