@@ -114,22 +114,29 @@ def _of_rank(
         together = pairs and len(actions) == 2
         for parts in [actions] if together else [(action,) for action in actions]:
             for action in parts:
-                yield from _messages(schedule, action, rank, place, e, bytes, Recv)
+                yield from _received(schedule, action, rank, place, e, bytes)
             ways = [_layer(action, moved) for action in parts]
             yield from chain.from_iterable((_merged if together else _alone)(*ways, layers))
             for action in parts:
-                yield from _messages(schedule, action, rank, place, e, bytes, Send)
+                yield from _sent(schedule, action, rank, place, e, bytes)
 
 
-def _messages(schedule, action: Action, rank: int, place: int, e: int, bytes: float, kind):
-    """Yields a message from the stage before, or to the one after; backward the reverse."""
-    step = 1 if (action.kind == FORWARD) == (kind is Send) else -1
-    if 0 <= action.stage + step < schedule.stages:
-        other = schedule.placement[action.stage + step]
-        tag = action.kind, action.microbatch, max(action.stage, action.stage + step)
-        if other != rank:
-            handle = {"handle": tag} if kind is Send else {}
-            yield kind(other * e + place, bytes, tag, **handle)
+def _received(
+    schedule: Schedule, action: Action, rank: int, place: int, e: int, bytes: float
+) -> Iterator[Recv]:
+    """Yields the message from another rank that the action waits for, if there is one."""
+    message = schedule.uses(action)
+    if message is not None and (sender := schedule.sender(message)) != rank:
+        yield Recv(sender * e + place, bytes, tag=message)
+
+
+def _sent(
+    schedule: Schedule, action: Action, rank: int, place: int, e: int, bytes: float
+) -> Iterator[Send]:
+    """Yields the message to another rank that the action makes, if there is one."""
+    message = schedule.makes(action)
+    if message is not None and (receiver := schedule.receiver(message)) != rank:
+        yield Send(receiver * e + place, bytes, tag=message, handle=message)
 
 
 def _layer(action: Action, moved) -> tuple[Instruction, ...]:

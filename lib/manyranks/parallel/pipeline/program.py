@@ -22,10 +22,8 @@ from typing import NamedTuple
 from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
-    INPUT,
-    NEEDS,
-    WEIGHT,
     Action,
+    Message,
     Pair,
     Schedule,
     singles,
@@ -132,24 +130,24 @@ def _instructions(schedule: Schedule, rank: int, bytes: float) -> tuple[Instruct
     instructions: list[Instruction] = []
     for item in schedule.ranks[rank]:
         actions = singles(item)
-        for kind, stage, i in actions:
-            for needed, offset in NEEDS[kind]:
-                if (source := _rank_of(schedule, stage + offset, i)) not in (None, rank):
-                    instructions.append(Recv(source, bytes, tag=(needed, stage + offset)))
+        for action in actions:
+            message = schedule.uses(action)
+            if message is not None and (source := schedule.sender(message)) != rank:
+                instructions.append(Recv(source, bytes, _lane(message)))
         for kind, stage, i in actions:
             work = ActionWork(kind, stage, paired=len(actions) == 2)
             instructions.append(Compute(f"{kind}{i}", work))
-        for kind, stage, i in actions:
-            given, offset = (FORWARD, +1) if kind == FORWARD else (INPUT, -1)
-            to = None if kind == WEIGHT else _rank_of(schedule, stage + offset, i)
-            if to not in (None, rank):
-                instructions.append(Send(to, bytes, (given, stage), (given, stage)))
+        for action in actions:
+            message = schedule.makes(action)
+            if message is not None and (target := schedule.receiver(message)) != rank:
+                lane = _lane(message)
+                instructions.append(Send(target, bytes, tag=lane, handle=lane))
     return tuple(instructions)
 
 
-def _rank_of(schedule: Schedule, stage: int, microbatch: int) -> int | None:
-    inside = 0 <= stage < schedule.stages
-    return schedule.rank_of(stage, microbatch) if inside else None
+def _lane(message: Message) -> tuple[str, int]:
+    """All messages that a stage makes of a kind; they arrive in the order they're sent."""
+    return message.kind, message.source
 
 
 def _at(seconds: float | Sequence[float], stage: int) -> float:

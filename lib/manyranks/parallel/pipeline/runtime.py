@@ -212,12 +212,12 @@ class _Step:
 
     def _take(self, action: Action) -> Tensor | None:
         """A forward's input, or the gradient of the stage's output."""
-        if (message := self._routes.used_by(action)) is not None:
+        if (message := self._routes.schedule.uses(action)) is not None:
             return self.mail.take(message)
         return self._inputs[action.microbatch] if action.kind == FORWARD else None
 
     def _give(self, action: Action, made: Tensor | None) -> None:
-        if (message := self._routes.made_by(action)) is not None:
+        if (message := self._routes.schedule.makes(action)) is not None:
             self.mail.give(message, made)
 
     def shares(self) -> Tensor | None:
