@@ -21,7 +21,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
-from manyranks.parallel.pipeline.program import Pace, Times
 from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
@@ -36,7 +35,6 @@ from manyranks.parallel.pipeline.schedules import (
 from manyranks.parallel.pipeline.split import Shared, Tied
 from manyranks.parallel.pipeline.split_backward import SplitBackward
 from manyranks.parallel.pipeline.verify import verify
-from manyranks.timeline import Span
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -141,27 +139,6 @@ class Pipeline:
         step = _Step(self, inputs, targets, Routes(schedule, self.routes.group))
         step.run(schedule.ranks[self.routes.rank])
         return step.shares()
-
-
-def paced(schedule: Schedule, times: Times) -> list[Span]:
-    """This rank's spans of one step with a Pace, whose stages compute next to nothing.
-
-    A step that is not paced comes first: in it the ranks tell each other their shapes.
-    Raises RuntimeError where more than one action in ten takes longer than it may.
-    """
-    stages = {s: nn.Linear(1, 1) for s in schedule.stages_of(dist.get_rank())}
-    batch = torch.ones(schedule.microbatches, 1, device="cpu")
-    pipeline = Pipeline(stages, schedule, loss=nn.functional.mse_loss)
-    pipeline.step(batch, batch)
-    dist.barrier()
-    pace = pipeline.pace = Pace(times, dist.get_rank())
-    pipeline.step(batch, batch)
-    if len(pace.overruns) > len(pace.spans) / 10:
-        raise RuntimeError(
-            f"{len(pace.overruns)} of {len(pace.spans)} actions took longer than they may: "
-            "give longer times, or stop what else this machine does"
-        )
-    return pace.spans
 
 
 class _Flight(NamedTuple):
