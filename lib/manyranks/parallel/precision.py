@@ -130,7 +130,7 @@ class MasterOptimizer:
             parameters=tuple(self.parameters),
             gradients=tuple(self.gradients()),
             masters=tuple(m for p, m in self._pairs() if m is not p),
-            **states_of(self.optimizer),
+            **optimizer_states(self.optimizer),
         )
 
     def state_dict(self) -> dict:
@@ -233,7 +233,7 @@ class LossScaler:
         self._good = 0
 
 
-def states_of(optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, ...]]:
+def optimizer_states(optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, ...]]:
     """Its states, and its counters of steps, one a parameter."""
     named = [item for state in optimizer.state.values() for item in state.items()]
     tensors = [(name, value) for name, value in named if isinstance(value, Tensor)]

@@ -29,7 +29,7 @@ from manyranks.parallel import buckets, clipping, replicas
 from manyranks.parallel.collectives.messages import Group, wait
 from manyranks.parallel.flat_parameters import Named, Row, reduce_scatter
 from manyranks.parallel.fsdp.apply import FullyShardedDataParallel
-from manyranks.parallel.precision import Clip, Held, groups_of, states_of, wide
+from manyranks.parallel.precision import Clip, Held, groups_of, optimizer_states, wide
 from manyranks.parallel.shard import Origin, accumulate, refuse_shards
 
 
@@ -286,7 +286,7 @@ class ZeroOptimizer:
             parameters=(*(row.row_E for row in self.rows), *(p for _, p in self.frozen)),
             gradients=tuple(g for g in (*whole, *shards) if g is not None),
             masters=tuple(s for row in self.rows for s in row.shards if row.has_masters),
-            **states_of(self.optimizer),
+            **optimizer_states(self.optimizer),
         )
 
 

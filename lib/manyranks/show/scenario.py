@@ -16,6 +16,7 @@ from manyranks.show import units
 from manyranks.theory import ModelShape, Plan, clusters, memory, models, step
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.names import Named
+from manyranks.theory.states import states_of
 
 # The sizes of the GPT that this course trains: training.GPTConfig.
 SMALL = ModelShape("small GPT", layers=4, hidden=128, ffn=352, heads=4, vocab=256, tied=True)
@@ -93,7 +94,7 @@ class Scenario:
     @property
     def held(self) -> dict[str, int]:
         """Returns bytes of the fullest GPU by what they are for; their sum is the peak."""
-        each = (memory.states_of(held, self.plan) for held in set(memory.rank_parameters(self.shape, self.plan)))
+        each = (states_of(held, self.plan) for held in set(memory.rank_parameters(self.shape, self.plan)))
         # The rank with the most of these may have fewer activations.
         states = next(one for one in each if one.total == self.peak.states)
         named = dict(zip(("parameters", "gradients", "optimizer"), states, strict=False))
