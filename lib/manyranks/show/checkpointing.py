@@ -358,7 +358,10 @@ class Tradeoff(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Opens on Llama 3 8B with FSDP over 64 GPUs. measure: of manyranks.small, what "Measure it" runs."""
+    """Opens on Llama 3 8B with FSDP over 64 GPUs.
+
+    measure: of manyranks.few_ranks, what "Measure it" runs
+    """
     presets = {"16 segments": {"count": 16}, "optimal": {"strategy": OPTIMAL}, "pipeline": {"pp": 4, "strategy": EVERY}}
     long = {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "tp": 8, "sequence_parallel": True}
     old = {"model": "megatron-22b", "seq": 2048, "microbatch": 4, "tp": 8, "sequence_parallel": True, "dp": 1}

@@ -23,9 +23,9 @@ from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from manyranks.measure.compared import Small
+from manyranks.measure.compared import SmallRun
 from manyranks.show import page, scenario, style
-from manyranks.show.over import Curves
+from manyranks.show.degree_curves import Curves
 from manyranks.show.scenario import choice, log_slider, slider, value_slider
 from manyranks.show.setting import Board, Panels, Part, Said, Setting
 
@@ -39,9 +39,9 @@ _TIGHT = widgets.Layout(margin="1px 2px")
 
 
 class Measure(Protocol):
-    """Runs the same thing small on real ranks, as manyranks.small does. say: is called with a share of 1, and words."""
+    """Runs the same thing on a few real ranks, as manyranks.few_ranks does. say: is called with a share of 1, and words."""
 
-    def __call__(self, values: Mapping[str, object], say: Callable[[float, str], None]) -> Small: ...
+    def __call__(self, values: Mapping[str, object], say: Callable[[float, str], None]) -> SmallRun: ...
 
     def stop(self) -> None: ...
 
@@ -117,7 +117,7 @@ class Explorer:
         scenario.forget()
         return self.set(**self._first)
 
-    def measured(self) -> Small:
+    def measured(self) -> SmallRun:
         """Runs what "Measure it" runs, and shows it. Raises what that raises, and ValueError where there is nothing to run."""
         if self._measure is None:
             raise ValueError("this explorer has nothing to measure: make it with measure=, as the chapter does")
@@ -248,7 +248,7 @@ class Explorer:
             boxes += map(page.box, *np.sort(corners, axis=0).transpose(2, 0, 1).reshape(4, -1).tolist(), says)
         self.parts.value = "".join(boxes)
 
-    def _show_small(self, small: Small) -> None:
+    def _show_small(self, small: SmallRun) -> None:
         png = self.plot.pictured(small) if small.points else b""
         self.tiles.value = page.TILES + page.measured(small, self.said or Said(), png)
 
@@ -318,7 +318,7 @@ class _Measuring:
         self.bar.value = share
         self._explorer.carried.value = page.small_print(words)
 
-    def _ended(self, small: Small | None, failed: str) -> None:
+    def _ended(self, small: SmallRun | None, failed: str) -> None:
         if small is not None and not self._stopped:
             self._explorer._show_small(small)
         self._thread = None

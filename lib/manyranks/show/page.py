@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from manyranks.measure.compared import Small
+from manyranks.measure.compared import SmallRun
 from manyranks.show import scenario, units
 from manyranks.show.scenario import Cost
 from manyranks.show.setting import Said
@@ -143,7 +143,7 @@ def _compared(name: str, cost: Cost, past: Cost | None) -> str:
     return _tile(name, text, *was, bars=shares if was and was[0] != text else shares[:1])
 
 
-def measured(small: Small, said: Said, png: bytes = b"") -> str:
+def measured(small: SmallRun, said: Said, png: bytes = b"") -> str:
     """HTML of what real ranks have counted, next to theory, above all other numbers: right below the picture. png: of it."""
     found = []
     for name, theory, counted, unit in small.rows:

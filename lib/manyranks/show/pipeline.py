@@ -344,7 +344,10 @@ class Two(Charts, Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 05. measure: what "Measure it" runs, manyranks.small's pipeline."""
+    """Returns the explorer of chapter 05.
+
+    measure: what "Measure it" runs, manyranks.few_ranks's pipeline
+    """
     presets = {"GPipe's memory": {"first": "gpipe", "second": "1f1b", "m": 32}}
     presets["interleaved"] = {"second": "interleaved", "v": 4}
     presets["slow messages"] = presets["interleaved"] | {"message": 0.5}

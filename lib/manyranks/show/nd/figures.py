@@ -18,8 +18,8 @@ from matplotlib.patches import Rectangle
 
 from manyranks.show import style, units
 from manyranks.show.bars import Bars, corners
+from manyranks.show.degree_curves import Curve
 from manyranks.show.lines import curves as drawn
-from manyranks.show.over import Curve
 from manyranks.show.scenario import MFU, SHARED, Cost, Scenario
 from manyranks.show.setting import tried
 from manyranks.show.style import STEP, box, sheet

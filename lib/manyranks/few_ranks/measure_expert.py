@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.few_ranks.ranks import OnRanks, bytes_sent, few
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.parallel.expert import Experts, Routing, choose, one_hop, two_hops
-from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import expert as theory
 from manyranks.theory.plan import most_imbalance
 
@@ -34,7 +34,7 @@ def expert(values, ranks, say):
     loads = theory.of_ranks(theory.counts(routing, EXPERTS), n)
     where = f"{n} ranks of this machine, {NODES} nodes, etp = 1, {TOKENS} tokens per rank"
     where += f", fullest ÷ mean {theory.imbalance(loads):.2f}"
-    return Small(where, tuple(rows))
+    return SmallRun(where, tuple(rows))
 
 
 def _start(full: float, limited: bool) -> tuple[list[list[int]], int]:
