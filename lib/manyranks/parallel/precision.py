@@ -40,8 +40,8 @@ _HALF, _WIDE = (torch.bfloat16, torch.float16), (torch.float32, torch.float64)
 class Held(NamedTuple):
     """The tensors that training holds between steps, by what they are.
 
-    states: the optimizer's, of the parameters' shapes; counters: its others, such as Adam's
-    count of steps, one a parameter tensor.
+    states: the optimizer's, of the parameters' shapes
+    counters: its others, such as Adam's count of steps, one a parameter tensor
     """
 
     parameters: tuple[Tensor, ...]
@@ -200,7 +200,9 @@ class LossScaler:
     def step(self, optimizer: Scalable, clip: Clip | None = None) -> bool:
         """The optimizer's step, unless a gradient overflowed on some rank.
 
-        optimizer: a MasterOptimizer, or a ZeroOptimizer. clip: as its step() takes it.
+        optimizer: a MasterOptimizer, or a ZeroOptimizer
+        clip: as its step() takes it
+
         Returns whether it was taken, the same on all ranks. All ranks call it; one
         all-reduce of 4 bytes. Gradients must be cleared afterwards in any case.
         Raises FloatingPointError where gradients are not finite even at a scale of 1.

@@ -39,7 +39,10 @@ _TIGHT = widgets.Layout(margin="1px 2px")
 
 
 class Measure(Protocol):
-    """Runs the same thing on a few real ranks, as manyranks.few_ranks does. say: is called with a share of 1, and words."""
+    """Runs the same thing on a few real ranks, as manyranks.few_ranks does.
+
+    say: is called with a share of 1, and words
+    """
 
     def __call__(self, values: Mapping[str, object], say: Callable[[float, str], None]) -> SmallRun: ...
 
@@ -49,8 +52,10 @@ class Measure(Protocol):
 class Explorer:
     """Shows `plot` under `controls`; every change calls plot.update(**values).
 
-    presets: button name -> values that it sets, while all others go back to their first values; measure: what "Measure
-    it" runs. figure, controls (by name), values, status, png, tiles and parts can be read. A picture that doesn't belong to the
+    presets: button name -> values that it sets, while all others go back to their first values
+    measure: what "Measure it" runs
+
+    figure, controls (by name), values, status, png, tiles and parts can be read. A picture that doesn't belong to the
     controls, because the plot has refused them, is dimmed. In a notebook, shared controls (scenario.SHARED) open where the
     reader has left them in the explorer before.
     """
@@ -188,7 +193,10 @@ class Explorer:
             self._redraw(dragged=time.monotonic() - self._moved < _REST)
 
     def _redraw(self, dragged: bool = False) -> None:
-        """Redraws. dragged: the last setting was mid-drag, so compare with the one before it."""
+        """Redraws.
+
+        dragged: the last setting was mid-drag, so compare with the one before it
+        """
         with self._drawing:
             if self._waiting is not None:
                 self._waiting.cancel()

@@ -68,7 +68,10 @@ def of(part: str, whole: str) -> str:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model's shape, how it's trained, and on what. imbalance: of experts, as step.estimate has it."""
+    """A model's shape, how it's trained, and on what.
+
+    imbalance: of experts, as step.estimate has it
+    """
 
     shape: ModelShape
     plan: Plan
@@ -114,7 +117,9 @@ class Scenario:
     def code(self, prints: Mapping[str, str] = {}, names: str = "", lines: str = "") -> str:
         """Returns Python that prints the strip's numbers, and before them the chapter's own.
 
-        prints: name of a number -> Python that computes its text; names: what that needs of theory; lines: before it
+        prints: name of a number -> Python that computes its text
+        names: what that needs of theory
+        lines: before it
         """
         known, plan = models.get(self.shape.name), _own(self.plan, Plan())
         if plan.get("batch") == self.plan.dp * self.plan.microbatch:
@@ -171,13 +176,19 @@ def slider(label: str, value: int, low: int, high: int) -> widgets.IntSlider:
 
 
 def value_slider(label: str, value: float, values: Sequence[float], show: Callable = str) -> widgets.SelectionSlider:
-    """A control for one of several numbers, in their order; show: value -> text beside the slider."""
+    """A control for one of several numbers, in their order.
+
+    show: value -> text beside the slider
+    """
     options = [(show(number), number) for number in values]
     return widgets.SelectionSlider(options=options, value=value, description=label, **_LOOK).add_class("manyranks-steps")
 
 
 def log_slider(label: str, value: float, low: int, high: int, show: Callable = str) -> widgets.SelectionSlider:
-    """A control for a power of two, from 2**low to 2**high; show: value -> text beside the slider."""
+    """A control for a power of two, from 2**low to 2**high.
+
+    show: value -> text beside the slider
+    """
     return value_slider(label, value, [2**k for k in range(low, high + 1)], show)
 
 

@@ -238,7 +238,10 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         return f"{plan.microbatch} × {plan.seq:,} tokens per micro-batch; {step}.{part}"
 
     def layer(self, node: int = 0) -> pace.ForwardBackward:
-        """Returns one layer's time. node: GPUs of a node, if not the cluster's."""
+        """Returns one layer's time.
+
+        node: GPUs of a node, if not the cluster's
+        """
         here = self.scenario
         return pace.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
 

@@ -128,7 +128,10 @@ class World:
         return [] if seen is None else seen.names
 
     def measure_cell(self, source: str, name: str, ranks: Iterable[int] | None = None, **counts: bool) -> Measurement:
-        """Runs a cell as run_cell does, and measures it; counts: measure's flops, memory and profile."""
+        """Runs a cell as run_cell does, and measures it.
+
+        counts: measure's flops, memory and profile
+        """
         return self._measure(self.checked_ranks(ranks), tasks.run_cell, (source, name), {}, checked_counts(**counts))
 
     def checked_ranks(self, ranks: Iterable[int] | None) -> tuple[int, ...]:

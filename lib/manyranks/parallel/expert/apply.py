@@ -246,7 +246,10 @@ class ExpertParallel(Accumulating):
 def _hop(
     hop, total: int, axes: list[Group], sliced, x_TH: Tensor, routing, compute
 ) -> Tensor:
-    """Sends tokens and computes. sliced: for what several ranks cut; None where none do."""
+    """Sends tokens and computes.
+
+    sliced: for what several ranks cut; None where none do
+    """
     compute = partial(sliced, compute=compute) if sliced else compute
     return hop(x_TH, routing, compute, total, *axes)
 

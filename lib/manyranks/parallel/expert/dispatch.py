@@ -290,7 +290,12 @@ def _all_reduced(x: Tensor, group: Group) -> Tensor:
 
 
 def permuted(x_RH: Tensor, order_R: Tensor, back: bool = False) -> Tensor:
-    """Puts rows in this order; back: where they were before. Backward does the opposite."""
+    """Puts rows in this order.
+
+    back: where they were before
+
+    Backward does the opposite.
+    """
     inverse_R = order_R.argsort()
     first, second = (inverse_R, order_R) if back else (order_R, inverse_R)
     there, home = (partial(torch.index_select, dim=0, index=i) for i in (first, second))

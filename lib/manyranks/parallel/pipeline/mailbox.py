@@ -58,9 +58,10 @@ class Routes:
     """The part that is the same in every step: who sends what to whom, and when.
 
     posted: the messages that this rank sends or receives before its first item, before its
-    second, …, and at the end. made, used: message -> the place of the item that makes it in
-    its sender's table, or uses it in its receiver's.
-    specs: of the messages that were sent or received before: each is said once.
+        second, …, and at the end
+    made, used: message -> the place of the item that makes it in its sender's table, or
+        uses it in its receiver's
+    specs: of the messages that were sent or received before: each is said once
     """
 
     def __init__(self, schedule: Schedule, group: Group):

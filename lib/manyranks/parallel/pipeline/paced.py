@@ -83,7 +83,10 @@ def carried_out(whole: Program, costs: Costs) -> list[Span]:
 
 
 class _Rank:
-    """A rank's sleep. ends: when each channel is free again."""
+    """A rank's sleep.
+
+    ends: when each channel is free again
+    """
 
     def __init__(self, rank: int, costs: Costs, groups: dict, tags: dict[Hashable, int]):
         self.rank, self.costs, self.groups, self.tags = rank, costs, groups, tags
@@ -161,10 +164,11 @@ def timeline(spans: Iterable[Iterable[Span]]) -> Timeline:
 class Pace:
     """Holds each action to its duration, and notes when it ran: a Pipeline's pace.
 
-    times: what replay charges for the same actions; the times of messages have no effect.
+    times: what replay charges for the same actions; the times of messages have no effect
     spans: of what was computed, in seconds of time.perf_counter, one clock for a machine's
-    processes. overruns: actions whose computing alone took longer than they may; with any,
-    the durations are too short for this machine, and the bubble is not the schedule's.
+        processes
+    overruns: actions whose computing alone took longer than they may; with any, the
+        durations are too short for this machine, and the bubble is not the schedule's
     """
 
     def __init__(self, times: Times, rank: int):

@@ -30,7 +30,10 @@ from manyranks.timeline.spans import COMPUTE
 
 
 class ActionWork(NamedTuple):
-    """The work that an action is charged by. paired: it is half of a Pair."""
+    """The work that an action is charged by.
+
+    paired: it is half of a Pair
+    """
 
     kind: str
     stage: int
@@ -39,10 +42,12 @@ class ActionWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Times:
-    """Costs of a schedule's program in seconds. F, I, W, B: one number, or one a stage.
+    """Costs of a schedule's program in seconds.
 
-    B: I + W where it is None. pair: what a Pair takes, as a share of its F and B one after
-    the other. latency, bandwidth: of a message between two ranks, in seconds and bytes/s.
+    F, I, W, B: one number, or one a stage
+    B: I + W where it is None
+    pair: what a Pair takes, as a share of its F and B one after the other
+    latency, bandwidth: of a message between two ranks, in seconds and bytes/s
     """
 
     F: float | Sequence[float] = 1.0

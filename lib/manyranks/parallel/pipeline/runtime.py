@@ -56,12 +56,14 @@ class Pipeline:
     """The stages of this rank, trained together with the other ranks' stages.
 
     stages: this rank's modules by stage number, each from one tensor to one tensor; where
-    they come from split(), gradients of the parameters that several share are added up, and
-    so are the gradients of a stage's copies.
-    schedule: any; it is verified. group: the ranks of the schedule, None for all.
-    loss: from the last stage's output and the targets to a scalar, a mean over them.
-    pace: called with each Action or Pair, gives a context manager that it computes in.
-    ties: False leaves that sum to tie(), for gradients that are averaged after step().
+        they come from split(), gradients of the parameters that several share are added up,
+        and so are the gradients of a stage's copies
+    schedule: any; it is verified
+    group: the ranks of the schedule, None for all
+    loss: from the last stage's output and the targets to a scalar, a mean over them
+    pace: called with each Action or Pair, gives a context manager that it computes in
+    ties: False leaves that sum to tie(), for gradients that are averaged after step()
+
     A stage may be in a Wrapper over other ranks: all but its last B or W is in no_sync(),
     so that its gradients leave in this one, and step() calls finish().
     Raises ValueError for stages that belong to another rank, a group of another size, a

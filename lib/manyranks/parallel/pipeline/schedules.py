@@ -32,7 +32,10 @@ HANDS_ON = {FORWARD: +1, BACKWARD: -1, INPUT: -1}
 
 
 class Action(NamedTuple):
-    """The work of one micro-batch in one stage, both counted from 0. kind: one of KINDS."""
+    """The work of one micro-batch in one stage, both counted from 0.
+
+    kind: one of KINDS
+    """
 
     kind: str
     stage: int
@@ -74,9 +77,13 @@ def singles(item: Action | Pair) -> tuple[Action, ...]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A table: ranks[r] are the Actions (or Pairs) of rank r, in order.
+    """A table of what each rank does.
 
-    placement[s]: the rank of stage s; microbatches: m. Nothing is checked here: verify is.
+    microbatches: m
+    placement: of each stage, its rank
+    ranks: of each rank, its Actions and Pairs, in order
+
+    Nothing is checked here: verify is.
     """
 
     name: str
@@ -295,7 +302,9 @@ def dualpipe_v(p: int, m: int) -> Schedule:
 
 
 def named(name: str, p: int, m: int, v: int = 1) -> Schedule:
-    """The schedule of this name, such as "1f1b". v: stages a rank, of "interleaved" alone.
+    """The schedule of this name, such as "1f1b".
+
+    v: stages a rank, of "interleaved" alone
 
     Raises ValueError for another name, and as the schedule does.
     """

@@ -66,13 +66,17 @@ def parallelize(
 ) -> "TensorParallel":
     """Cuts the model's parts over the ranks of the mesh's axis, in place.
 
-    model: the same on every rank. mesh: None for all ranks in one row. styles: by patterns
-    of the modules' names. how: sequence_parallel, regather, overlap: see layers.How.
+    model: the same on every rank
+    mesh: None for all ranks in one row
+    styles: by patterns of the modules' names
+    how: sequence_parallel, regather, overlap: see layers.How
     example: what the model is called with, a tensor, several, or a dict of names, for a
-    comparison: without dropout, forward and gradients are the same before the cut and after
-    it, or that's an error. A count of heads, such as num_heads, is divided by t if need be;
-    a model that has one needs an example, or False. With sequence_parallel, tensors of
-    floating-point numbers in it are cut along dim 1.
+        comparison: without dropout, forward and gradients are the same before the cut and
+        after it, or that's an error
+
+    A count of heads, such as num_heads, is divided by t if need be; a model that has one
+    needs an example, or False. With sequence_parallel, tensors of floating-point numbers in
+    it are cut along dim 1.
     A module whose attribute `project(x, *linears)` says how it calls linear layers that
     read the same input gets column_parallel there, so that these share one communication.
     Raises ValueError for an axis that the mesh has not, a pattern that fits no module or

@@ -215,7 +215,10 @@ class _Roofline:
 
 
 class _Scale:
-    """A logarithmic scale from 0 to 1 around these numbers, with room on both sides. ticks: what is numbered on it."""
+    """A logarithmic scale from 0 to 1 around these numbers, with room on both sides.
+
+    ticks: what is numbered on it
+    """
 
     def __init__(self, values: Sequence[float]):
         self.low, self._high = min(values) / 1.5, max(values) * 1.3
