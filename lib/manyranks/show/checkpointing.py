@@ -363,7 +363,7 @@ class Tradeoff(Board):
 def explorer(measure: Measure | None = None) -> Explorer:
     """Opens on Llama 3 8B with FSDP over 64 GPUs.
 
-    measure: of manyranks.few_ranks, what "Measure it" runs
+    measure: what "Measure it" runs, of few_ranks
     """
     presets = {"16 segments": {"count": 16}, "optimal": {"strategy": OPTIMAL}, "pipeline": {"pp": 4, "strategy": EVERY}}
     long = {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "tp": 8, "sequence_parallel": True}

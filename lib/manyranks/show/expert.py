@@ -417,7 +417,7 @@ class Experts(Board):
 def explorer(measure: Measure | None = None) -> Explorer:
     """Opens on DeepSeek-V3 as trained: 2,048 H800s, PP 16 × EP 64.
 
-    measure: of manyranks.few_ranks, what "Measure it" runs
+    measure: what "Measure it" runs, of few_ranks
     """
     presets = {"8 tensor ranks": {"tp": 8}, "cut experts": {"tp": 8, "etp": 8}, "8 expert ranks": {"ep": 8}}
     presets |= {

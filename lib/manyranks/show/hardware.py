@@ -155,7 +155,7 @@ class MessageTime(Panels):
 def explorer(measure: Measure | None = None) -> Explorer:
     """Returns the explorer of chapter 00.
 
-    measure: what "Measure it" runs, manyranks.few_ranks's hardware
+    measure: what "Measure it" runs, few_ranks.hardware
     """
     presets = {"1 kB": {"size": 2**10}, "1,024 ranks": {"n": 1024}, "today's NVLink": {"link": "NVLink, B200"}}
     link = choice("link", "InfiniBand 400G", list(hardware.links))

@@ -352,7 +352,7 @@ class Two(Charts, Board):
 def explorer(measure: Measure | None = None) -> Explorer:
     """Returns the explorer of chapter 05.
 
-    measure: what "Measure it" runs, manyranks.few_ranks's pipeline
+    measure: what "Measure it" runs, few_ranks.pipeline
     """
     presets = {"GPipe's memory": {"first": "gpipe", "second": "1f1b", "m": 32}}
     presets["interleaved"] = {"second": "interleaved", "v": 4}

@@ -353,7 +353,7 @@ class Degrees(Board):
 def explorer(measure: Measure | None = None) -> Explorer:
     """Opens on Llama 3 405B as reported: t = 8, p = 16, d = 64.
 
-    measure: of manyranks.few_ranks, what "Measure it" runs
+    measure: what "Measure it" runs, of few_ranks
     """
     presets = {"TP alone": {"sequence_parallel": False}, "two nodes": {"cluster": "b200-dgx", "tp": 16}}
     presets |= {"NVL72": {"cluster": "gb200-nvl72", "tp": 16}, "small model": {"model": "llama3-8b", "pp": 1}}

@@ -399,7 +399,7 @@ class Knobs(Board):
 def explorer(measure: Measure | None = None) -> Explorer:
     """Returns the explorer of chapter 01.
 
-    measure: what "Measure it" runs, manyranks.few_ranks's collectives
+    measure: what "Measure it" runs, few_ranks.collectives
     """
     halves = {"algorithm": "halving_doubling"}
     presets = {"the same bytes": halves, "6 ranks": halves | {"n": 6}}

@@ -283,7 +283,7 @@ class Ranks(Board):
 def explorer(measure: Measure | None = None) -> Explorer:
     """Opens on contiguous shards, where ranks wait half of the time.
 
-    measure: of manyranks.few_ranks, what "Measure it" runs
+    measure: what "Measure it" runs, of few_ranks
     """
     only = {"model": MODELS, "cluster": CLUSTERS, "seq": LENGTHS, "cp": RANKS}
     zigzag, many = {"layout": "zigzag"}, {"layout": "zigzag", "cp": 64, "seq": 2**15}

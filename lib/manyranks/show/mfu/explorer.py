@@ -265,7 +265,7 @@ class Utilization(Board):
 def explorer(measure: Measure | None = None) -> Explorer:
     """Opens on Llama 3 8B, 8 × 8,192 tokens on each of 64 H100s.
 
-    measure: of manyranks.few_ranks, what "Measure it" runs
+    measure: what "Measure it" runs, of few_ranks
     """
     one_gpu = {"model": "llama3.2-1b", "dp": 1, "m": 1}
     presets = {"few tokens": one_gpu | {"seq": 128}, "an old chip": one_gpu | {"seq": 256, "cluster": "v100-dgx"}}

@@ -373,7 +373,7 @@ class PlanBoard(Explorer):
 def explorer(measure: Measure | None = None) -> PlanBoard:
     """Opens on Llama 3 70B on 1,024 H100s, split by a rule of thumb.
 
-    measure: of manyranks.few_ranks, what "Measure it" runs
+    measure: what "Measure it" runs, of few_ranks
     """
     only = {name: CHOICES[name] for name in ("cluster", "gpus", "batch")} | {
         "model": MODELS,
