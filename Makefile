@@ -29,7 +29,7 @@ test-all: lint types test-strict ## the labs as well, all numbers of ranks, all 
 	$(TESTS) -m '' $(LABS) $(LESSONS) tests --ignore tests/cluster
 	$(BIN)/python -m pytest -m '' tests/cluster
 
-STRICT := collectives clipping context data_parallel expert fsdp inside mesh nd offload pipeline precision recomputed sharded small tensor trainer zero
+STRICT := collectives clipping context data_parallel expert few_ranks fsdp inside mesh nd offload pipeline precision recomputed sharded tensor trainer zero
 
 test-strict: $(VENV)/.installed-test ## every technique, and the trainer with every plan, by NCCL's rules: see tests/strict.py
 	MANYRANKS_STRICT=1 $(TESTS) -m '' $(foreach name,$(STRICT),$(wildcard tests/ranks/test_$(name)*.py))

@@ -20,8 +20,9 @@ from benchmarks.training import Step
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.automatic import automatic
 from manyranks.parallel.pipeline.dualpipe import dualpipe
-from manyranks.parallel.pipeline.program import Times, bubble, program, timeline
-from manyranks.parallel.pipeline.runtime import Pipeline, paced
+from manyranks.parallel.pipeline.paced import paced, timeline
+from manyranks.parallel.pipeline.program import Times, bubble, program
+from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import Action, Schedule
 from manyranks.parallel.pipeline.split import Stage, split
 from manyranks.parallel.pipeline.split_backward import SplitBackward

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 LIBRARY = Path(__file__).parents[1] / "lib"
-PACKAGES = ("timeline", "theory", "measure", "world", "parallel", "kernels", "training", "show", "small", "given", "grade")
+PACKAGES = ("timeline", "theory", "measure", "world", "parallel", "kernels", "training", "show", "few_ranks", "given", "grade")
 _ARGUMENT = re.compile(r"^(\*{0,2}[A-Za-zΑ-ω_]\w*(?:, \*{0,2}\w+)*):(?= )")
 _FENCE = "`" * 12
 Function = ast.FunctionDef | ast.AsyncFunctionDef

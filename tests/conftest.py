@@ -33,7 +33,7 @@ IMPORTED = (
 BARE = local._START
 local._START = BARE.replace("; serve(", f"; import {', '.join(IMPORTED)}; serve(")
 INSTALL = f"; sys.path.append({str(ROOT)!r}); from tests import strict; strict.install(); sys.path.pop(); serve("
-TRITON, RUN_KERNELS = find_spec("triton") is not None, ("test_written.py", "test_small.py", "test_11_kernels.py")
+TRITON, RUN_KERNELS = find_spec("triton") is not None, ("test_written.py", "test_few_ranks.py", "test_11_kernels.py")
 STRICT = "MANYRANKS_STRICT" in os.environ  # all ranks go by NCCL's rules: see tests/strict.py
 if STRICT:
     local._START = local._START.replace("; serve(", INSTALL)

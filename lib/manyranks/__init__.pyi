@@ -1,4 +1,7 @@
 from . import (
+    few_ranks as few_ranks,
+)
+from . import (
     given as given,
 )
 from . import (
@@ -15,9 +18,6 @@ from . import (
 )
 from . import (
     show as show,
-)
-from . import (
-    small as small,
 )
 from . import (
     theory as theory,

@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-TWO = "from manyranks import show, small\nshow.data_parallel.explorer(measure=small.data_parallel)"
+TWO = "from manyranks import few_ranks, show\nshow.data_parallel.explorer(measure=few_ranks.data_parallel)"
 REMEMBERS = "import os; os.environ['MANYRANKS_SETTINGS'] = ''"
 
 

@@ -22,8 +22,9 @@ from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.automatic import automatic
 from manyranks.parallel.pipeline.dualpipe import dualpipe
 from manyranks.parallel.pipeline.mailbox import Mailbox
-from manyranks.parallel.pipeline.program import Times, program, timeline
-from manyranks.parallel.pipeline.runtime import Pipeline, paced
+from manyranks.parallel.pipeline.paced import paced, timeline
+from manyranks.parallel.pipeline.program import Times, program
+from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import singles
 from manyranks.parallel.pipeline.split import Stage, split
 from manyranks.parallel.pipeline.verify import peaks

@@ -7,7 +7,7 @@ import pytest
 from manyranks.measure.calls import RECENT, Call
 from manyranks.measure.divergence import first_divergence
 from manyranks.measure.location import Place
-from manyranks.world.faults.diagnose import hang_report, ranks_text, states_of
+from manyranks.world.faults.diagnose import hang_report, last_seen, ranks_text
 from manyranks.world.faults.outcome import Outcome
 from manyranks.world.rank.reply import Failure, Reply
 from manyranks.world.rank.watch import Whereabouts
@@ -85,7 +85,7 @@ def test_a_member_that_has_returned_is_the_one_a_collective_waits_for():
         for rank in (0, 1)
     ]
     assert re.search(r"the calls diverge: rank 0 issued all_reduce #1 .*, rank 2 .*\b1 collective", hang_report(outcome, 300.0))
-    assert states_of(outcome)[2] == "had returned"
+    assert last_seen(outcome)[2] == "had returned"
 
 
 def test_a_rank_that_has_returned_is_named_before_one_that_waits_elsewhere():
@@ -145,7 +145,7 @@ def test_states_say_what_every_rank_did():
     failure = Failure("ValueError", "no", [], None, "ValueError: no", 0.0)
     seen = {0: waiting(call("all_reduce", ranks=(0, 1, 2, 3))), 3: in_function(None, 5)}
     outcome = Outcome((0, 1, 2, 3), {1: returned(), 2: (Reply(failure=failure), [])}, whereabouts=seen)
-    assert states_of(outcome) == {
+    assert last_seen(outcome) == {
         0: "waited in all_reduce #0 of 4,000 bytes (train.py, line 9)",
         1: "had returned",
         2: "had raised",

@@ -270,7 +270,7 @@ def test_all_ranks_together_hold_every_expert_once_for_each_of_the_edp_that_have
         share, copies = Fraction(routed, plan.gpus), plan.expert_ranks  # each element's states once
         parts = zip((2, 2, 12), (zero >= 3, zero >= 2, zero >= 1), strict=True)
         expected = [size * share * (1 if sharded else copies) for size, sharded in parts]
-        assert list(memory.states_of(held, plan)[:3]) == expected
+        assert list(states.states_of(held, plan)[:3]) == expected
 
 
 def test_hsdp_shards_experts_inside_its_groups():

@@ -10,7 +10,7 @@ from collections import namedtuple
 import pytest
 
 from manyranks import show
-from manyranks.measure.compared import Compared, Small
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.show import page, scenario, units
 from manyranks.show.data_parallel import Scaling
 from manyranks.show.scenario import Scenario, controls
@@ -156,7 +156,7 @@ class Counted:
             pass
         if self.fails:
             raise RuntimeError(self.fails)
-        return Small(f"{values['dp']} ranks", (Compared("sent", 100, 101), Compared("held", 8, 8, "number")))
+        return SmallRun(f"{values['dp']} ranks", (Compared("sent", 100, 101), Compared("held", 8, 8, "number")))
 
     def stop(self):
         self.stopped = True

@@ -31,7 +31,7 @@ FLOOR = {
     "training": 4,
     "given": 4,
     "show": 5,
-    "small": 5,
+    "few_ranks": 5,
     "grade": 5,
 }
 MAY_IMPORT = {
@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "training": ("lazy", "parallel", "measure", "theory", "world"),
     "given": ("lazy", "timeline", "theory", "measure", "world", "parallel"),
     "show": ("lazy", "settings", "timeline", "theory", "measure", "parallel.pipeline"),
-    "small": ("lazy", "timeline", "theory", "measure", "world", "parallel", "kernels", "training"),
+    "few_ranks": ("lazy", "timeline", "theory", "measure", "world", "parallel", "kernels", "training"),
     "grade": (
         "lazy",
         "progress_bar",
@@ -81,7 +81,7 @@ ALSO = {  # modules that take more than their package: those of the theory compu
     | {"triton.language", "triton.runtime.jit.JITFunction"},
 }
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
-LAZY = ("theory", "measure", "world", "parallel", "training", "given", "show", "small", "grade")
+LAZY = ("theory", "measure", "world", "parallel", "training", "given", "show", "few_ranks", "grade")
 ROOMS = (
     "errors",
     "limits",

@@ -7,7 +7,7 @@ from math import hypot
 import pytest
 from matplotlib.axes import Axes
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.show import mfu, units
 from manyranks.show.bars import LONGEST
 from manyranks.show.mfu.explorer import FIVE, Used, Utilization
@@ -215,7 +215,7 @@ def test_what_cannot_be_is_refused_in_words(explorer, change, said):
 
 
 def test_what_was_measured_is_drawn_under_its_own_roof():
-    small = Small(
+    small = SmallRun(
         "here", (Compared("step: FLOPs", 4e9, 4e9, "flops"),), (5e10, 1e10), (("product", 20.0, 4e10), ("step", 2.0, 1e10))
     )
     shown = mfu.explorer(measure=lambda values, say: small)

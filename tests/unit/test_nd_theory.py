@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyranks.theory import Plan, context, memory, models, nd, sharding, tensor
+from manyranks.theory import Plan, context, memory, models, nd, sharding, states, tensor
 from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.calls import Calls
 from manyranks.theory.nd import holds, sends
@@ -65,7 +65,7 @@ def test_a_vocabulary_that_does_not_divide_is_held_with_padding():
 def test_states_are_what_memory_counts_where_shards_need_no_padding(zero, precision):
     plan = Plan(**USUAL | {"precision": precision}, dp=2, pp=2, tp=2, zero=zero)
     for rank, held in enumerate(memory.rank_parameters(LLAMA, plan)):
-        found, counted = nd.of_rank(LLAMA, plan, {"pp": rank}), memory.states_of(held, plan)
+        found, counted = nd.of_rank(LLAMA, plan, {"pp": rank}), states.states_of(held, plan)
         if (zero, precision) == (3, "bf16"):  # shards in 32 bits are parameters and masters, and their gradients have as many
             counted = counted._replace(parameters=0, gradients=2 * counted.gradients)
         assert found.padding == 0

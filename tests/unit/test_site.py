@@ -113,7 +113,7 @@ MADE = {"repr": "Explorer(n=8)", "above": "<div>controls</div>", "below": "<div>
 def test_an_explorer_is_live_where_its_pack_shows_what_is_stored(build, monkeypatch, capsys, made, says):
     monkeypatch.setattr(build.packs, "made", {"zero": made}.get)
     picture = new_output("display_data", {"image/png": "…", "text/plain": "Explorer(n=8)"})
-    cell = new_code_cell("show.zero.explorer(measure=small.zero)", outputs=[picture])
+    cell = new_code_cell("show.zero.explorer(measure=few_ranks.zero)", outputs=[picture])
     shown = build.notebook(new_notebook(cells=[cell]))["cells"][0]["outputs"]
     live = [{"text/html": MADE["above"]}, picture["data"], {"text/html": MADE["below"]}]
     assert [output["data"] for output in shown] == ([picture["data"]] if says else live)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from manyranks import theory
-from manyranks.training import progress
+from manyranks.training import progress_line
 from manyranks.training.__main__ import main
 from manyranks.training.arguments import checked, parser
 from manyranks.training.config import GPTConfig, TrainingConfig
@@ -85,7 +85,7 @@ def test_the_feed_forward_size_follows_the_others_where_it_is_left_out():
 
 
 def test_the_line_says_how_far_the_run_is():
-    assert progress.line(60, 120, 2.5, 9.87) == "━" * 12 + "─" * 12 + " step 60/120  2.500 nats a byte  9.9 steps/s "
+    assert progress_line.line(60, 120, 2.5, 9.87) == "━" * 12 + "─" * 12 + " step 60/120  2.500 nats a byte  9.9 steps/s "
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def terminal():
 
 def test_the_bar_rewrites_one_line_on_the_terminal_it_is_given(terminal):
     name, read = terminal
-    with progress.bar(name, 2) as report:
+    with progress_line.bar(name, 2) as report:
         report(1, 3.0)
         report(2, 2.5)
     text = read()
@@ -118,8 +118,8 @@ def test_the_bar_rewrites_one_line_on_the_terminal_it_is_given(terminal):
 def test_the_rate_of_a_resumed_run_is_that_of_its_own_steps(terminal, monkeypatch):
     name, read = terminal
     seconds = iter(range(100))
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: float(next(seconds)))
-    with progress.bar(name, 200) as report:
+    monkeypatch.setattr(progress_line.time, "perf_counter", lambda: float(next(seconds)))
+    with progress_line.bar(name, 200) as report:
         report(101, 2.0)
         report(102, 2.0)
     assert read().count(" 1.0 steps/s") == 2
@@ -127,8 +127,8 @@ def test_the_rate_of_a_resumed_run_is_that_of_its_own_steps(terminal, monkeypatc
 
 def test_there_is_no_bar_where_nobody_would_see_it(monkeypatch):
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    assert progress.terminal() is None
-    with progress.bar(None, 2) as report:
+    assert progress_line.terminal() is None
+    with progress_line.bar(None, 2) as report:
         assert report is None
 
 

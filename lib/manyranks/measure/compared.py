@@ -16,7 +16,7 @@ class Compared(NamedTuple):
     unit: str = "bytes"
 
 
-class Small(NamedTuple):
+class SmallRun(NamedTuple):
     """The results of a small run on real ranks.
 
     where: what ran, in a few words

@@ -27,7 +27,10 @@ Rectangle = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
 
 
 class Box(NamedTuple):
-    """Part of a whole tensor of this name and shape; tensor: its elements, on this rank."""
+    """Part of a whole tensor of this name and shape.
+
+    tensor: its elements, on this rank
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -93,7 +96,8 @@ def of_range(
     """Elements of this rank's part of a whole tensor, as boxes of the whole one.
 
     shape: of the part, cuts: where it lies, each in another dim, with its filling, which is
-    left out; None: it has all. values_E: its elements from number `first` on, row by row.
+        left out; None: it has all
+    values_E: its elements from number `first` on, row by row
     """
     whole, found, at = list(shape), [], 0
     cuts = [cut for cut in cuts if cut]

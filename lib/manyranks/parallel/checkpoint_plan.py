@@ -64,8 +64,9 @@ class _Layer(torch.autograd.Function):
 class _Run:
     """The values that are held at a point of the plan, by the layers' numbers.
 
-    stored: outputs; kept: a layer's input, as a leaf, and its output, with the graph
-    between them; hand: the number and the value of the output that was just computed.
+    stored: outputs
+    kept: a layer's input, as a leaf, and its output, with the graph between them
+    hand: the number and the value of the output that was just computed
     """
 
     def __init__(

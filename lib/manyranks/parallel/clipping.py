@@ -48,7 +48,10 @@ def clip_grad_norm(
 
 
 def refuse_alone(parameters: Iterable[Tensor], instead: str) -> None:
-    """Lets PyTorch's function raise ValueError for these. instead: what to call."""
+    """Lets PyTorch's function raise ValueError for these.
+
+    instead: what to call
+    """
     for parameter in parameters:
         parameter.clipped_by = instead
 

@@ -37,10 +37,13 @@ class Mapped(NamedTuple):
 class OffloadedOptimizer:
     """Any elementwise torch optimizer, its states in memory-mapped files.
 
-    params, **kwargs: as optimizer_class takes them; params may be groups. folder: on a disk
-    with room for the states; the files have no names any more and end with the process.
+    params, **kwargs: as optimizer_class takes them; params may be groups
+    folder: on a disk with room for the states; the files have no names any more and end
+        with the process
     masters: the parameters go into files, too: the shards of FullyShardedDataParallel with
-    a compute_dtype. Nothing else may share their memory.
+        a compute_dtype
+
+    Nothing else may share their memory.
     Each parameter has its own optimizer, which steps before the next one does.
     Raises ValueError for parameters that are not on the CPU, and without parameters.
     """

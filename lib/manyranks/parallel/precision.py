@@ -40,8 +40,8 @@ _HALF, _WIDE = (torch.bfloat16, torch.float16), (torch.float32, torch.float64)
 class Held(NamedTuple):
     """The tensors that training holds between steps, by what they are.
 
-    states: the optimizer's, of the parameters' shapes; counters: its others, such as Adam's
-    count of steps, one a parameter tensor.
+    states: the optimizer's, of the parameters' shapes
+    counters: its others, such as Adam's count of steps, one a parameter tensor
     """
 
     parameters: tuple[Tensor, ...]
@@ -130,7 +130,7 @@ class MasterOptimizer:
             parameters=tuple(self.parameters),
             gradients=tuple(self.gradients()),
             masters=tuple(m for p, m in self._pairs() if m is not p),
-            **states_of(self.optimizer),
+            **optimizer_states(self.optimizer),
         )
 
     def state_dict(self) -> dict:
@@ -200,7 +200,9 @@ class LossScaler:
     def step(self, optimizer: Scalable, clip: Clip | None = None) -> bool:
         """The optimizer's step, unless a gradient overflowed on some rank.
 
-        optimizer: a MasterOptimizer, or a ZeroOptimizer. clip: as its step() takes it.
+        optimizer: a MasterOptimizer, or a ZeroOptimizer
+        clip: as its step() takes it
+
         Returns whether it was taken, the same on all ranks. All ranks call it; one
         all-reduce of 4 bytes. Gradients must be cleared afterwards in any case.
         Raises FloatingPointError where gradients are not finite even at a scale of 1.
@@ -233,7 +235,7 @@ class LossScaler:
         self._good = 0
 
 
-def states_of(optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, ...]]:
+def optimizer_states(optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, ...]]:
     """Its states, and its counters of steps, one a parameter."""
     named = [item for state in optimizer.state.values() for item in state.items()]
     tensors = [(name, value) for name, value in named if isinstance(value, Tensor)]

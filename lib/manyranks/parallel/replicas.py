@@ -17,8 +17,10 @@ from manyranks.parallel.shard import is_shard
 def check_same(module: nn.Module, group: Group = None, option: str = "") -> None:
     """Checks that all ranks' parameters and buffers have the same names, shapes and dtypes.
 
-    In the same order, too, and with the same ones frozen. All ranks call it. option: what
-    else must be the same, in words.
+    In the same order, too, and with the same ones frozen. All ranks call it.
+
+    option: what else must be the same, in words
+
     Raises ValueError on every rank, naming the first that differs, and for a module that
     has no shapes yet.
     """

@@ -29,7 +29,7 @@ from manyranks.parallel import buckets, clipping, replicas
 from manyranks.parallel.collectives.messages import Group, wait
 from manyranks.parallel.flat_parameters import Named, Row, reduce_scatter
 from manyranks.parallel.fsdp.apply import FullyShardedDataParallel
-from manyranks.parallel.precision import Clip, Held, groups_of, states_of, wide
+from manyranks.parallel.precision import Clip, Held, groups_of, optimizer_states, wide
 from manyranks.parallel.shard import Origin, accumulate, refuse_shards
 
 
@@ -123,12 +123,14 @@ class ShardedRow:
 class ZeroOptimizer:
     """Any elementwise torch optimizer, its states sharded over the ranks.
 
-    params, **kwargs: as optimizer_class takes them; params may be groups, and named.
-    stage 1: gradients stay whole; they are reduced, each rank to its shard, in step().
-    stage 2: they are reduced in backward, row by row, and only shards stay.
-    group: the ranks that share, None for all; bucket_bytes: about what a row holds.
-    Parameters in 16 bits get masters in 32. Frozen parameters, and those that no rank has
-    a gradient of, are left alone. All ranks begin with rank 0's parameters.
+    params, **kwargs: as optimizer_class takes them; params may be groups, and named
+    stage: with 1, gradients stay whole; they are reduced, each rank to its shard, in
+        step(). With 2, they are reduced in backward, row by row, and only shards stay
+    group: the ranks that share, None for all
+    bucket_bytes: about what a row holds
+
+    Parameters in 16 bits get masters in 32. Frozen parameters, and those that no rank has a
+    gradient of, are left alone. All ranks begin with rank 0's parameters.
     .optimizer is the torch optimizer, of shards: a learning-rate schedule takes it.
     torch.amp.GradScaler's step() takes this one; call gradients() before its unscale_().
     Raises ValueError for another stage, without parameters, for one given twice or changed
@@ -286,14 +288,16 @@ class ZeroOptimizer:
             parameters=(*(row.row_E for row in self.rows), *(p for _, p in self.frozen)),
             gradients=tuple(g for g in (*whole, *shards) if g is not None),
             masters=tuple(s for row in self.rows for s in row.shards if row.has_masters),
-            **states_of(self.optimizer),
+            **optimizer_states(self.optimizer),
         )
 
 
 def _check_elementwise(optimizer: type[torch.optim.Optimizer], group: dict, **how) -> None:
     """Raises ValueError for an optimizer that steps a whole otherwise than its parts.
 
-    optimizer: a class; group: a parameter group, whose options are tried; **how: its own
+    optimizer: a class
+    group: a parameter group, whose options are tried
+    **how: its own
     """
     group = group | {"lr": 0.1} if group.get("lr", how.get("lr")) == 0 else group
     whole = torch.linspace(-1, 1, 12, dtype=torch.float64, device="cpu")

@@ -92,7 +92,9 @@ def peaks(
 def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), yunit: Callable[[float], str] = units.size) -> style.Figure:
     """A plan as a grid: a column for each action, a row for each layer; below it what is held, at each action's fullest moment.
 
-    chain: as for checkpointing.run; without one, all that a layer saves is its output, of size 1. yunit: size -> text.
+    chain: as for checkpointing.run; without one, all that a layer saves is its output, of size 1
+    yunit: size -> text
+
     Raises ValueError as run does, and for no layer or more than 16.
     """
     n = max((action.layer for action in actions), default=0)
@@ -163,7 +165,8 @@ _CONTROLS = "model seq microbatch dp tp sequence_parallel pp attention strategy 
 class Step(Scenario):
     """A step with a strategy that chooses the layers to keep; its plan's recompute is about attention alone.
 
-    more: bytes to add to what each pipeline rank holds when it keeps every layer; again: how often all layers run again
+    more: bytes to add to what each pipeline rank holds when it keeps every layer
+    again: how often all layers run again
     """
 
     more: tuple[int, ...] = (0,)
@@ -358,7 +361,10 @@ class Tradeoff(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Opens on Llama 3 8B with FSDP over 64 GPUs. measure: of manyranks.small, what "Measure it" runs."""
+    """Opens on Llama 3 8B with FSDP over 64 GPUs.
+
+    measure: what "Measure it" runs, of few_ranks
+    """
     presets = {"16 segments": {"count": 16}, "optimal": {"strategy": OPTIMAL}, "pipeline": {"pp": 4, "strategy": EVERY}}
     long = {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "tp": 8, "sequence_parallel": True}
     old = {"model": "megatron-22b", "seq": 2048, "microbatch": 4, "tp": 8, "sequence_parallel": True, "dp": 1}

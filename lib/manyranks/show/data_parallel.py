@@ -211,7 +211,10 @@ class Scaling(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 02. measure: what "Measure it" runs, manyranks.small's data_parallel."""
+    """Returns the explorer of chapter 02.
+
+    measure: what "Measure it" runs, few_ranks.data_parallel
+    """
     presets = {"1 sequence per GPU": {"microbatch": 1}, "after backward": {"microbatch": 1, "overlap": False}}
     presets |= {"the batch-size wall": {"dp": 1024}, "Llama 3 8B": {"model": "llama3-8b", "microbatch": 1}}
     shared = controls({"model": MODELS}, model="gpt2-xl", cluster="h100-dgx", dp=64, microbatch=8, overlap=True)

@@ -292,7 +292,10 @@ def _frame(axes: Axes, title: str, phases: Phases) -> None:
 
 
 def curves(named: Mapping[str, Sequence[float]], xlabel: str, ylabel: str) -> style.Figure:
-    """Draws a curve per name over 0, 1, 2 …, such as losses; some may end early. ylabel: with its unit."""
+    """Draws a curve per name over 0, 1, 2 …, such as losses; some may end early.
+
+    ylabel: with its unit
+    """
     steps = range(max(map(len, named.values())))
     named = {name: [*values, *[np.nan] * (len(steps) - len(values))] for name, values in named.items()}
     return lines.curves(steps, named, xlabel, ylabel, yunit="{:g}".format, ylog=False, xlog=False)

@@ -39,7 +39,9 @@ def routing(
 
     chosen_TK: each token's experts, its first choice first; a cell says which choice it is
     kept_TK: the same with −1 where a copy was dropped, as Routing.experts_TK; their numbers are crossed out
-    experts, ranks: how many there are; up to 8 ranks share the experts in blocks; capacity: copies that an expert takes
+    experts, ranks: how many there are; up to 8 ranks share the experts in blocks
+    capacity: copies that an expert takes
+
     Raises ValueError for experts that are not there, ranks that do not share them, and copies that nobody chose.
     """
     chosen = np.asarray(chosen_TK)
@@ -413,7 +415,10 @@ class Experts(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Opens on DeepSeek-V3 as trained: 2,048 H800s, PP 16 × EP 64. measure: of manyranks.small, what "Measure it" runs."""
+    """Opens on DeepSeek-V3 as trained: 2,048 H800s, PP 16 × EP 64.
+
+    measure: what "Measure it" runs, of few_ranks
+    """
     presets = {"8 tensor ranks": {"tp": 8}, "cut experts": {"tp": 8, "etp": 8}, "8 expert ranks": {"ep": 8}}
     presets |= {
         "twice the load": {"imbalance": 2},

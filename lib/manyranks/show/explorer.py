@@ -23,9 +23,9 @@ from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from manyranks.measure.compared import Small
+from manyranks.measure.compared import SmallRun
 from manyranks.show import page, scenario, style
-from manyranks.show.over import Curves
+from manyranks.show.degree_curves import Curves
 from manyranks.show.scenario import choice, log_slider, slider, value_slider
 from manyranks.show.setting import Board, Panels, Part, Said, Setting
 
@@ -39,9 +39,12 @@ _TIGHT = widgets.Layout(margin="1px 2px")
 
 
 class Measure(Protocol):
-    """Runs the same thing small on real ranks, as manyranks.small does. say: is called with a share of 1, and words."""
+    """Runs the same thing on a few real ranks, as manyranks.few_ranks does.
 
-    def __call__(self, values: Mapping[str, object], say: Callable[[float, str], None]) -> Small: ...
+    say: is called with a share of 1, and words
+    """
+
+    def __call__(self, values: Mapping[str, object], say: Callable[[float, str], None]) -> SmallRun: ...
 
     def stop(self) -> None: ...
 
@@ -49,8 +52,10 @@ class Measure(Protocol):
 class Explorer:
     """Shows `plot` under `controls`; every change calls plot.update(**values).
 
-    presets: button name -> values that it sets, while all others go back to their first values; measure: what "Measure
-    it" runs. figure, controls (by name), values, status, png, tiles and parts can be read. A picture that doesn't belong to the
+    presets: button name -> values that it sets, while all others go back to their first values
+    measure: what "Measure it" runs
+
+    figure, controls (by name), values, status, png, tiles and parts can be read. A picture that doesn't belong to the
     controls, because the plot has refused them, is dimmed. In a notebook, shared controls (scenario.SHARED) open where the
     reader has left them in the explorer before.
     """
@@ -117,7 +122,7 @@ class Explorer:
         scenario.forget()
         return self.set(**self._first)
 
-    def measured(self) -> Small:
+    def measured(self) -> SmallRun:
         """Runs what "Measure it" runs, and shows it. Raises what that raises, and ValueError where there is nothing to run."""
         if self._measure is None:
             raise ValueError("this explorer has nothing to measure: make it with measure=, as the chapter does")
@@ -188,7 +193,10 @@ class Explorer:
             self._redraw(dragged=time.monotonic() - self._moved < _REST)
 
     def _redraw(self, dragged: bool = False) -> None:
-        """Redraws. dragged: the last setting was mid-drag, so compare with the one before it."""
+        """Redraws.
+
+        dragged: the last setting was mid-drag, so compare with the one before it
+        """
         with self._drawing:
             if self._waiting is not None:
                 self._waiting.cancel()
@@ -248,7 +256,7 @@ class Explorer:
             boxes += map(page.box, *np.sort(corners, axis=0).transpose(2, 0, 1).reshape(4, -1).tolist(), says)
         self.parts.value = "".join(boxes)
 
-    def _show_small(self, small: Small) -> None:
+    def _show_small(self, small: SmallRun) -> None:
         png = self.plot.pictured(small) if small.points else b""
         self.tiles.value = page.TILES + page.measured(small, self.said or Said(), png)
 
@@ -318,7 +326,7 @@ class _Measuring:
         self.bar.value = share
         self._explorer.carried.value = page.small_print(words)
 
-    def _ended(self, small: Small | None, failed: str) -> None:
+    def _ended(self, small: SmallRun | None, failed: str) -> None:
         if small is not None and not self._stopped:
             self._explorer._show_small(small)
         self._thread = None

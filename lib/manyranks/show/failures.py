@@ -347,7 +347,9 @@ class Intervals(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Opens on Llama 3's GPUs and rate of failures. measure: of manyranks.small, what "Measure it" runs.
+    """Opens on Llama 3's GPUs and rate of failures.
+
+    measure: what "Measure it" runs, of few_ranks
 
     MegaScale's stall of seconds and its 10 minutes to find a failure are published. The other stalls, writes and restarts are
     guesses: the papers don't print them.

@@ -22,7 +22,10 @@ from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Timeline
 
 
 class Kind(NamedTuple):
-    """The look of a kind of spans. top, bottom: shares of its part of the band, so that I and W differ in gray print, too."""
+    """The look of a kind of spans.
+
+    top, bottom: shares of its part of the band, so that I and W differ in gray print, too
+    """
 
     label: str
     color: str
@@ -65,7 +68,8 @@ def timeline(recorded: Timeline, title: str = "", until: float = 0.0) -> style.F
 class Clock:
     """Axes with rows and a time scale that moves: lines at times and, below a figure's last axes, numbers.
 
-    most: numbers; rows: that there is room for also where fewer are shown
+    most: numbers
+    rows: that there is room for also where fewer are shown
     """
 
     def __init__(self, axes: Axes, most: int, rows: int):
@@ -81,7 +85,10 @@ class Clock:
         return sorted((*self.axes.patches, *self.axes.collections), key=Artist.get_zorder)
 
     def move(self, rows: int, end: float, second: float) -> None:
-        """Gives the axis its end, in seconds. second: what its numbers count, in seconds."""
+        """Gives the axis its end, in seconds.
+
+        second: what its numbers count, in seconds
+        """
         self.pixels = np.repeat([self.wide / end, self.tall / max(rows, self._rows)], 2)  # of left, right, top and bottom
         times = self._locator.tick_values(0, end / second)
         times = times[times <= end / second * (1 + 1e-9)]
@@ -139,7 +146,11 @@ class Gantt(Clock):
 
 
 def chart(title: str, rows: Sequence[str], boxes: np.recarray, until: float, inches: float = 0.5) -> Gantt:
-    """A figure of one chart. until: seconds that it reaches to at least; inches: of a row."""
+    """A figure of one chart.
+
+    until: seconds that it reaches to at least
+    inches: of a row
+    """
     end = max(until, boxes.corners[:, 1].max(initial=0.0)) or 1.0
     second, name = unit(end)
     left = 0.2 + max((width(row, 9) for row in rows), default=0) / 72
@@ -152,7 +163,10 @@ def chart(title: str, rows: Sequence[str], boxes: np.recarray, until: float, inc
 def frame(
     tall: float, labels: Sequence[str], keys: Sequence[Artist], left: float = 0.62, count: int = 1, wide: float = 9.2
 ) -> style.Figure:
-    """A figure for `count` charts of that many inches, `left` from its edge, and a legend; labels: of time, below the last."""
+    """A figure for `count` charts of that many inches, `left` from its edge, and a legend.
+
+    labels: of time, below the last
+    """
     columns, more = (7, 0.0) if wide > 8 else (4, 0.2)  # a narrow legend has a line more
     high = 0.34 + more + count * (0.27 + tall) + 0.46  # legend, titles and charts, numbers
     figure = style.Figure(figsize=(wide, high), layout="none")

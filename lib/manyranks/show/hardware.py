@@ -153,7 +153,10 @@ class MessageTime(Panels):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 00. measure: what "Measure it" runs, manyranks.small's hardware."""
+    """Returns the explorer of chapter 00.
+
+    measure: what "Measure it" runs, few_ranks.hardware
+    """
     presets = {"1 kB": {"size": 2**10}, "1,024 ranks": {"n": 1024}, "today's NVLink": {"link": "NVLink, B200"}}
     link = choice("link", "InfiniBand 400G", list(hardware.links))
     size = log_slider("size n", 2**20, low=0, high=34, show=units.size)

@@ -325,7 +325,10 @@ class Tiled(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 11. measure: what "Measure it" runs, manyranks.small's kernels."""
+    """Returns the explorer of chapter 11.
+
+    measure: what "Measure it" runs, few_ranks.kernels
+    """
     presets = {"every eighth element": {"stride": 8}, "small tiles": {"tile": 32, "step": 32, "warps": 4}}
     presets |= {"a tile of 256": {"tile": 256, "warps": 16}, "more stages": {"step": 128, "stages": 4}}
     own = {"chip": choice("chip", "H100 SXM", CHIPS), "stride": log_slider("stride", 1, 0, 5)}

@@ -81,7 +81,10 @@ class Labels(PathCollection):
 
 
 def heading(axes: Axes, size: float = 11) -> Labels:
-    """Makes Labels where the axes have their title, and like one, for a text at (0, 1) that changes. size: points."""
+    """Makes Labels where the axes have their title, and like one, for a text at (0, 1) that changes.
+
+    size: points
+    """
     axes.set_title("title", color="none", fontsize=size)  # the layout leaves room for it
     word(_LETTERS, 10, 0, "bold")
     within = axes.transAxes + ScaledTranslation(0, (size - 1) * _POINT, axes.figure.dpi_scale_trans)

@@ -69,7 +69,11 @@ def powers(limits: tuple[float, float]) -> list[float]:
 
 
 def ticks(axes: Axes, x: tuple | None = None, y: tuple | None = None, **look) -> None:
-    """Numbers axes at these places only. x, y: the places, and number -> text; look: as fontsize."""
+    """Numbers axes at these places only.
+
+    x, y: the places, and number -> text
+    look: as fontsize
+    """
     for both, number in ((x, axes.set_xticks), (y, axes.set_yticks)):
         if both:
             number([*both[0]], list(map(both[1], both[0])), **look)
@@ -121,6 +125,9 @@ def columns(
 def write(
     axes: Axes, x: Sequence[float], heights: Sequence[float], texts: Sequence[str], gap: float = 4, size: float = 8
 ) -> None:
-    """Writes texts over bars that are so high. gap: between them, in points."""
+    """Writes texts over bars that are so high.
+
+    gap: between them, in points
+    """
     for *at, text in zip(x, heights, texts, strict=True):
         axes.annotate(text, at, (0, gap), textcoords="offset points", ha="center", va="bottom", fontsize=size)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from manyranks.measure.compared import Small
+from manyranks.measure.compared import SmallRun
 from manyranks.show import scenario, units
 from manyranks.show.scenario import Cost, Scenario
 from manyranks.show.setting import Said
@@ -148,8 +148,11 @@ def _compared(name: str, cost: Cost, past: Cost | None) -> str:
     return _tile(name, text, *was, bars=shares if was and was[0] != text else shares[:1])
 
 
-def measured(small: Small, said: Said, png: bytes = b"") -> str:
-    """HTML of what real ranks have counted, next to theory, above all other numbers: right below the picture. png: of it."""
+def measured(small: SmallRun, said: Said, png: bytes = b"") -> str:
+    """HTML of what real ranks have counted, next to theory, above all other numbers: right below the picture.
+
+    png: of it
+    """
     found = []
     for name, theory, counted, unit in small.rows:
         written, most = _UNITS[unit], max(theory, counted) or 1.0
@@ -165,7 +168,12 @@ def measured(small: Small, said: Said, png: bytes = b"") -> str:
 
 
 def _tile(name: str, text: str, old: str | None = None, bars: Iterable[float] = (), more: str = "") -> str:
-    """HTML of a tile. old: the text before; bars: shares of the tile's width; more: what is beside the number."""
+    """HTML of a tile.
+
+    old: the text before
+    bars: shares of the tile's width
+    more: what is beside the number
+    """
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
     each = parts(text if old is None else old, text)
     said = " ".join(f"<b>{html.escape(part)}</b>" + (f" {small_print(f'(was {was})')}" if was else "") for part, was in each)

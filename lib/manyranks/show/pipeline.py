@@ -183,7 +183,10 @@ class Charts(Panels):
         self.panels = [(Held if k % 2 else Chart)(axes, rows) for k, axes in enumerate(self.figure.axes)]
 
     def show(self, titled: Sequence[tuple[str, Run]], second: float = 1.0) -> None:
-        """Shows each run under its title. second: what the time axis counts, in seconds."""
+        """Shows each run under its title.
+
+        second: what the time axis counts, in seconds
+        """
         end = max(each.boxes.corners[:, 1].max() for _, each in titled)
         most = max(max(each.peaks) for _, each in titled)
         for (title, each), chart, held in zip(titled, self.panels[::2], self.panels[1::2], strict=True):
@@ -231,7 +234,10 @@ class Held(gantt.Clock):
         self._peaks = gantt.Texts(axes, size=9, left=0, name="peaks")
 
     def show(self, shown: Run, end: float, second: float, most: float) -> None:
-        """Draws areas on floors, and writes the peaks. most: micro-batches that a row has room for."""
+        """Draws areas on floors, and writes the peaks.
+
+        most: micro-batches that a row has room for
+        """
         self.move(len(shown.peaks), end, second)
         (rank, since, until, count), (scale, _, row, _) = shown.held.T, self.pixels
         floors = np.round((np.arange(len(shown.peaks)) + 0.5 + gantt.BAND / 2) * row)
@@ -344,7 +350,10 @@ class Two(Charts, Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 05. measure: what "Measure it" runs, manyranks.small's pipeline."""
+    """Returns the explorer of chapter 05.
+
+    measure: what "Measure it" runs, few_ranks.pipeline
+    """
     presets = {"GPipe's memory": {"first": "gpipe", "second": "1f1b", "m": 32}}
     presets["interleaved"] = {"second": "interleaved", "v": 4}
     presets["slow messages"] = presets["interleaved"] | {"message": 0.5}

@@ -17,6 +17,7 @@ from manyranks.theory import ModelShape, Plan, clusters, memory, models, step
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.names import Named
 from manyranks.theory.published.error_bars import barely_fits
+from manyranks.theory.states import states_of
 
 # The sizes of the GPT that this course trains: training.GPTConfig.
 SMALL = ModelShape("small GPT", layers=4, hidden=128, ffn=352, heads=4, vocab=256, tied=True)
@@ -68,7 +69,10 @@ def of(part: str, whole: str) -> str:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model's shape, how it's trained, and on what. imbalance: of experts, as step.estimate has it."""
+    """A model's shape, how it's trained, and on what.
+
+    imbalance: of experts, as step.estimate has it
+    """
 
     shape: ModelShape
     plan: Plan
@@ -94,7 +98,7 @@ class Scenario:
     @property
     def held(self) -> dict[str, int]:
         """Returns bytes of the fullest GPU by what they are for; their sum is the peak."""
-        each = (memory.states_of(held, self.plan) for held in set(memory.rank_parameters(self.shape, self.plan)))
+        each = (states_of(held, self.plan) for held in set(memory.rank_parameters(self.shape, self.plan)))
         # The rank with the most of these may have fewer activations.
         states = next(one for one in each if one.total == self.peak.states)
         named = dict(zip(("parameters", "gradients", "optimizer"), states, strict=False))
@@ -119,7 +123,9 @@ class Scenario:
     def code(self, prints: Mapping[str, str] = {}, names: str = "", lines: str = "") -> str:
         """Returns Python that prints the strip's numbers, and before them the chapter's own.
 
-        prints: name of a number -> Python that computes its text; names: what that needs of theory; lines: before it
+        prints: name of a number -> Python that computes its text
+        names: what that needs of theory
+        lines: before it
         """
         known, plan = models.get(self.shape.name), _own(self.plan, Plan())
         if plan.get("batch") == self.plan.dp * self.plan.microbatch:
@@ -176,13 +182,19 @@ def slider(label: str, value: int, low: int, high: int) -> widgets.IntSlider:
 
 
 def value_slider(label: str, value: float, values: Sequence[float], show: Callable = str) -> widgets.SelectionSlider:
-    """A control for one of several numbers, in their order; show: value -> text beside the slider."""
+    """A control for one of several numbers, in their order.
+
+    show: value -> text beside the slider
+    """
     options = [(show(number), number) for number in values]
     return widgets.SelectionSlider(options=options, value=value, description=label, **_LOOK).add_class("manyranks-steps")
 
 
 def log_slider(label: str, value: float, low: int, high: int, show: Callable = str) -> widgets.SelectionSlider:
-    """A control for a power of two, from 2**low to 2**high; show: value -> text beside the slider."""
+    """A control for a power of two, from 2**low to 2**high.
+
+    show: value -> text beside the slider
+    """
     return value_slider(label, value, [2**k for k in range(low, high + 1)], show)
 
 

@@ -83,7 +83,10 @@ def context():
 
 
 def figure(columns: int = 1, rows: int = 1, width: float = 7.2, height: float = 3.6, **more) -> tuple[Figure, list[Axes]]:
-    """A Figure with its axes from left to right, top to bottom; pyplot never hears of it. more: as subplots takes it."""
+    """A Figure with its axes from left to right, top to bottom; pyplot never hears of it.
+
+    more: as subplots takes it
+    """
     fig = Figure(figsize=(width, height), layout="constrained")
     return fig, list(fig.subplots(rows, columns, squeeze=False, **more).flat)
 

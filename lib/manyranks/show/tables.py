@@ -32,7 +32,9 @@ table = Table
 
 
 def reconcile(theory: Mapping[str, float], measured: Mapping[str, float | None], against: str = "measured") -> Table:
-    """Theory next to measurement, one quantity a row. against: what the second one is, "replayed" or "published" for instance.
+    """Theory next to measurement, one quantity a row.
+
+    against: what the second one is, "replayed" or "published" for instance
 
     A measurement of None is one that this system cannot make. Raises ValueError unless both have the same quantities.
     """

@@ -238,7 +238,10 @@ class Cut(namedtuple("Cut", "model cluster dp tp sequence_parallel pp recompute 
         return f"{plan.microbatch} × {plan.seq:,} tokens per micro-batch; {step}.{part}"
 
     def layer(self, node: int = 0) -> pace.ForwardBackward:
-        """Returns one layer's time. node: GPUs of a node, if not the cluster's."""
+        """Returns one layer's time.
+
+        node: GPUs of a node, if not the cluster's
+        """
         here = self.scenario
         return pace.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
 
@@ -348,7 +351,10 @@ class Degrees(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Opens on Llama 3 405B as reported: t = 8, p = 16, d = 64. measure: of manyranks.small, what "Measure it" runs."""
+    """Opens on Llama 3 405B as reported: t = 8, p = 16, d = 64.
+
+    measure: what "Measure it" runs, of few_ranks
+    """
     presets = {"TP alone": {"sequence_parallel": False}, "two nodes": {"cluster": "b200-dgx", "tp": 16}}
     presets |= {"NVL72": {"cluster": "gb200-nvl72", "tp": 16}, "small model": {"model": "llama3-8b", "pp": 1}}
     only = {"model": MODELS, "cluster": CLUSTERS}

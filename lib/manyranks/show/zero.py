@@ -322,7 +322,10 @@ class Stages(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 03, on figure 1 of arXiv 1910.02054. measure: what "Measure it" runs, small.zero."""
+    """Returns the explorer of chapter 03, on figure 1 of arXiv 1910.02054.
+
+    measure: what "Measure it" runs, few_ranks.zero
+    """
     presets = {"data parallelism": {"stage": "data parallelism"}, "ZeRO-3": {"stage": "ZeRO-3"}}
     presets["Llama 70B"] = {"model": "llama3-70b", "cluster": "h100-dgx", "stage": "ZeRO-3"}
     presets["a trillion"] = {"model": "megatron-1t", "cluster": "h100-dgx", "dp": 1024, "stage": "ZeRO-3"}

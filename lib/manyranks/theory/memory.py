@@ -10,10 +10,20 @@ from manyranks.theory import checks, pipeline, stages, states
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.plan import Plan
 from manyranks.theory.stages import Dealt
-from manyranks.theory.states import Held, ModelStates, model_states, rank_parameters, states_of
+from manyranks.theory.states import Held, ModelStates, model_states, rank_parameters
 
-__all__ = ["Held", "ModelStates", "Peak", "activations", "host", "layer_activations", "model_states", "peak", "peaks"]
-__all__ += ["rank_parameters", "states_of"]
+__all__ = [
+    "Held",
+    "ModelStates",
+    "Peak",
+    "activations",
+    "host",
+    "layer_activations",
+    "model_states",
+    "peak",
+    "peaks",
+    "rank_parameters",
+]
 
 
 class Peak(NamedTuple):

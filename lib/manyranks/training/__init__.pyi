@@ -4,7 +4,7 @@ from . import corpus as corpus
 from . import fused as fused
 from . import gpt as gpt
 from . import parallelize as parallelize
-from . import progress as progress
+from . import progress_line as progress_line
 from . import tensor_styles as tensor_styles
 from . import trainer as trainer
 from . import utilization as utilization

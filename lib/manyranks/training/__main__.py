@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
         run = _on_torchruns_ranks if under_torchrun() else _on_own_ranks(ranks, chosen.ray)
     except (ValueError, OSError) as error:
         command.error(str(error))
-    from manyranks.training.progress import terminal
+    from manyranks.training.progress_line import terminal
 
     result = run(gpt, training, terminal=terminal(), utilization=chosen.mfu, **saving)
     if os.environ.get("RANK", "0") == "0":

@@ -16,17 +16,23 @@ _EXPERTS = ("expert_ffn", "shared_experts", "dense_layers", "capacity", "auxilia
 class GPTConfig:
     """Sizes of a GPT, named as in theory's ModelShape; the defaults give 836,736 parameters.
 
-    seq: the longest sequence. kv_heads: None means heads. dropout: a probability. tied: the head
-    is the token embedding. ffn: None means 4·hidden, and for "llama", whose MLP has three
-    matrices, two thirds of that, rounded up to a multiple of 32.
+    seq: the longest sequence
+    kv_heads: None means heads
+    dropout: a probability
+    tied: the head is the token embedding
+    ffn: None means 4·hidden, and for "llama", whose MLP has three matrices, two thirds of that,
+        rounded up to a multiple of 32
     experts: routed ones, in all layers but the first dense_layers; a token goes to top_k of them
-    and to every shared one. expert_ffn: of one of either; None: so that top_k of them are as large
-    as one MLP, but at least 32. scores, expert_groups, groups_per_token, capacity, auxiliary,
-    bias_speed: as parallel.expert.Router's. Experts need style "llama".
+        and to every shared one
+    expert_ffn: of one of either; None: so that top_k of them are as large as one MLP, but at least
+        32
+    scores, expert_groups, groups_per_token, capacity, auxiliary, bias_speed: as
+        parallel.expert.Router's. Experts need style "llama".
     latent: sizes of multi-head latent attention, as DeepSeek-V2's, instead of kv_heads; None: each
-    head has its own matrices for keys and values. It needs style "llama".
+        head has its own matrices for keys and values. It needs style "llama".
     style: "llama" has RMSNorm, rotary positions, a gated SiLU MLP and no biases; "gpt2" has
-    LayerNorm, learned positions, a GELU MLP and biases.
+        LayerNorm, learned positions, a GELU MLP and biases
+
     Raises ValueError, naming the field, for sizes that are not allowed or do not go together.
     """
 

@@ -31,7 +31,9 @@ class Text(NamedTuple):
 
 @functools.cache
 def text(folder: str | None = None) -> Text:
-    """The corpus, read once a process; folder: another one than the standard library's.
+    """The corpus, read once a process.
+
+    folder: another one than the standard library's
 
     Files in the order of their paths, every 20th held out.
     Raises FileNotFoundError where Python's source is not on the machine.
@@ -54,8 +56,9 @@ def text(folder: str | None = None) -> Text:
 def batch(step: int, size: int, seq: int, rank: int = 0, ranks: int = 1) -> Tensor:
     """This rank's sequences of a step's global batch, tokens_BT int64 with T = seq + 1.
 
-    The first seq tokens of each are the inputs, the last seq the targets. size: sequences of
-    the global batch, at places drawn by a generator that is seeded with the step.
+    The first seq tokens of each are the inputs, the last seq the targets.
+
+    size: sequences of the global batch, at places drawn by a generator that is seeded with the step
     """
     generator = torch.Generator("cpu").manual_seed(step)
     train = text().train

@@ -71,7 +71,10 @@ class Embedding(nn.Module):
 
 
 class Layer(nn.Module):
-    """Adds attention(norm(x)) to x, then mlp(norm(x)); moe: whether the MLP is made of experts."""
+    """Adds attention(norm(x)) to x, then mlp(norm(x)).
+
+    moe: whether the MLP is made of experts
+    """
 
     def __init__(self, config: GPTConfig, moe: bool = False):
         super().__init__()
@@ -223,7 +226,10 @@ class Head(nn.Module):
         self.projection = nn.Linear(config.hidden, config.vocab, bias=False)
 
     def forward(self, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
-        """Returns logits. positions_S: not used; all parts of the model are called the same way."""
+        """Returns logits.
+
+        positions_S: not used; all parts of the model are called the same way
+        """
         return self.projection(self.norm(x_BSH))
 
 
@@ -279,7 +285,10 @@ def initialize(model: nn.Module, layers: int, seed: int) -> None:
 
 
 def loss(logits_BSV: Tensor, targets_BS: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy in nats a token, in fp32 or better; reduction: "mean", "sum", "none" (flat)."""
+    """Cross-entropy in nats a token, in fp32 or better.
+
+    reduction: "mean", "sum", "none" (flat)
+    """
     precise = torch.promote_types(logits_BSV.dtype, torch.float32)
     logits_NV = logits_BSV.flatten(0, 1).to(precise)
     return F.cross_entropy(logits_NV, targets_BS.flatten(), reduction=reduction)

@@ -28,10 +28,15 @@ def parallelize(
     group: Group = None,
     here: Here | None = None,
 ) -> Spread:
-    """The model on this rank, with AdamW; it is changed in place.
+    """Puts the model on this rank, in place, with AdamW.
 
+    model: the whole GPT, the same on every rank
+    training: how it is trained, and the plan
+    group: the ranks that train it, None for all
     here: this rank's place in the mesh of training.plan; None without a plan, when the group's
-    ranks share each batch. wrapper: what averages gradients where nothing is sharded.
+        ranks share each batch
+    wrapper: what averages gradients where nothing is sharded
+
     Raises ValueError for sharding without ranks, and for a wrapper with sharding.
     """
     own, plan = Parts(model, here), training.plan or Plan()

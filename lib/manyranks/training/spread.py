@@ -20,7 +20,7 @@ from manyranks.parallel.mesh import Here
 from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import Schedule
 from manyranks.parallel.pipeline.split import Stage
-from manyranks.parallel.precision import Held, MasterOptimizer, states_of
+from manyranks.parallel.precision import Held, MasterOptimizer, optimizer_states
 from manyranks.parallel.tensor import TensorParallel
 from manyranks.parallel.wrappers import average_gradients, sum_gradients
 from manyranks.parallel.zero import ShardedRow, ZeroOptimizer
@@ -179,7 +179,7 @@ class Spread:
             return state.held(self.units, self.optimizer)
         masters = tuple(p for p in getattr(self.optimizer, "masters", ()) if p not in self.kinds)
         grads = tuple(p.grad for p in self.kinds if p.grad is not None)
-        states = states_of(getattr(self.optimizer, "optimizer", self.optimizer))
+        states = optimizer_states(getattr(self.optimizer, "optimizer", self.optimizer))
         return Held(tuple(self.kinds), grads, masters, **states)
 
     def _copies(self, kind: Kind) -> int:

@@ -20,7 +20,7 @@ from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.mesh import Here
 from manyranks.theory import failures
 from manyranks.theory.published.failures import LLAMA3_GPU_MTBF
-from manyranks.training import checkpoint, corpus, progress
+from manyranks.training import checkpoint, corpus, progress_line
 from manyranks.training.checkpoint import Checkpoints
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.gpt import GPT
@@ -95,7 +95,9 @@ class Trainer:
         self.spread = parallelize(model, training, wrapper, group, self.here)
         self.model, self.optimizer = self.spread.model, self.spread.optimizer
 
-    def run(self, steps: int | None = None, report: progress.Report | None = None) -> list[float]:
+    def run(
+        self, steps: int | None = None, report: progress_line.Report | None = None
+    ) -> list[float]:
         """Makes that many steps, or all that are left; returns the loss of each global batch.
 
         report: called after each step with the number done and the loss of this rank's part.
@@ -285,7 +287,7 @@ def train(
     if resume:
         trainer.resume(folder)
     first, losses, started = trainer.step, [], time.perf_counter()
-    with progress.bar(terminal if trainer.speaks else None, training.steps) as report:
+    with progress_line.bar(terminal if trainer.speaks else None, training.steps) as report:
         if folder is None:
             losses, every = trainer.run(report=report), None
         else:

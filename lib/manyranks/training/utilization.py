@@ -13,7 +13,10 @@ from manyranks.theory.architecture import ModelShape
 
 @dataclass(frozen=True)
 class Peak:
-    """FLOP/s of matrix products in one dtype. source: whose data sheet, or how it was measured."""
+    """FLOP/s of matrix products in one dtype.
+
+    source: whose data sheet, or how it was measured
+    """
 
     flops: float
     device: str
@@ -25,9 +28,10 @@ class Peak:
 class Utilization:
     """A run of a model: tokens_per_second and peak count all ranks together.
 
-    seq: tokens of a sequence; recompute: "none", "selective" or "full"; flash: whether
-    attention computes its scores again in backward, as scaled_dot_product_attention does
-    without dropout.
+    seq: tokens of a sequence
+    recompute: "none", "selective" or "full"
+    flash: whether attention computes its scores again in backward, as scaled_dot_product_attention
+        does without dropout
     """
 
     shape: ModelShape

@@ -66,7 +66,10 @@ def collect(
 
 
 class _Gathering:
-    """Reads replies, output and deaths as they come. over: returns whether the time is over, so that no strangers' are read."""
+    """Reads replies, output and deaths as they come.
+
+    over: returns whether the time is over, so that no strangers' are read
+    """
 
     def __init__(self, team: Team, outcome: Outcome, output: Output, over: Callable[[], bool]):
         self.over = over

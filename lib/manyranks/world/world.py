@@ -128,8 +128,18 @@ class World:
         return [] if seen is None else seen.names
 
     def measure_cell(self, source: str, name: str, ranks: Iterable[int] | None = None, **counts: bool) -> Measurement:
-        """Runs a cell as run_cell does, and measures it; counts: measure's flops, memory and profile."""
+        """Runs a cell as run_cell does, and measures it.
+
+        counts: measure's flops, memory and profile
+        """
         return self._measure(self.checked_ranks(ranks), tasks.run_cell, (source, name), {}, checked_counts(**counts))
+
+    def checked_ranks(self, ranks: Iterable[int] | None) -> tuple[int, ...]:
+        """The ranks in order, all for None. Raises ValueError for one that isn't there."""
+        chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
+        if not chosen or chosen[0] < 0 or chosen[-1] >= self.size:
+            raise ValueError(f"ranks {list(chosen)}: this world has the ranks 0 to {self.size - 1}")
+        return chosen
 
     def debug(self, rank: int | None = None) -> None:
         """Opens Python's debugger on a rank, where the last run raised or hung: frames and variables of that moment.
@@ -349,13 +359,6 @@ class World:
                 why = f"{type(error).__name__}: {error}"
                 raise WorldError(f"rank {rank}'s result cannot be read in the notebook: {why}") from error
         return results
-
-    def checked_ranks(self, ranks: Iterable[int] | None) -> tuple[int, ...]:
-        """The ranks in order, all for None. Raises ValueError for one that isn't there."""
-        chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
-        if not chosen or chosen[0] < 0 or chosen[-1] >= self.size:
-            raise ValueError(f"ranks {list(chosen)}: this world has the ranks 0 to {self.size - 1}")
-        return chosen
 
 
 def newest() -> World:

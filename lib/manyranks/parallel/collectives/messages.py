@@ -17,7 +17,9 @@ Group = dist.ProcessGroup | None  # None: the default group, which has all ranks
 class Members(NamedTuple):
     """The ranks that take part, in order.
 
-    ranks: their ranks in the group; place: where in `ranks` this rank stands.
+    ranks: their ranks in the group
+    place: where in `ranks` this rank stands
+
     In most collectives everyone takes part and a place is a rank. Some have a phase for a
     few of the ranks only.
     """

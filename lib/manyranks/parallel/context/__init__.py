@@ -6,7 +6,7 @@
     exchange   keys and values gathered at once; heads exchanged for tokens; and that inside
                a ring
     latent     keys and values travel compressed
-    states     linear attention, whose state is passed on
+    linear     linear attention, whose state is passed on
     dynamic    as many ranks for a document as it needs
     apply      a whole model from outside
     checks     what is refused
@@ -24,8 +24,8 @@ from manyranks.parallel.context.exchange import (
 )
 from manyranks.parallel.context.latent import absorbed_attention, latent_attention
 from manyranks.parallel.context.layouts import LAYOUTS, Mask, positions, shard, unshard
+from manyranks.parallel.context.linear import linear_attention
 from manyranks.parallel.context.ring import merge, ring_attention
-from manyranks.parallel.context.states import linear_attention
 
 __all__ = [
     "ATTENTION",

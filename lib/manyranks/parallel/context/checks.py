@@ -1,10 +1,5 @@
-"""Refusals of attention before any message, and the precision that it sums in."""
+"""Refusals of attention before any message."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import wraps
-
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -79,22 +74,3 @@ def groups(mesh: DeviceMesh | None) -> tuple[dist.ProcessGroup, dist.ProcessGrou
             "each column, as they do in the groups that are made of them"
         )
     return mesh.get_group("ring"), mesh.get_group("ulysses")
-
-
-def zeros_like(x: Tensor, *times: int) -> Tensor:
-    """Zeros in the precision of sums: 32 bits, or 64 where x has so many."""
-    precise = torch.promote_types(x.dtype, torch.float32)
-    return torch.zeros(*times, *x.shape, dtype=precise, device=x.device)
-
-
-def not_autocast(attend: Callable) -> Callable:
-    """Autocast would make 16 bits of the scores and of the sums that are merged."""
-
-    @wraps(attend)
-    def run(*given):
-        kind = next(x for x in given if isinstance(x, Tensor)).device.type
-        available = torch.amp.is_autocast_available(kind)
-        with torch.autocast(kind, enabled=False) if available else nullcontext():
-            return attend(*given)
-
-    return run

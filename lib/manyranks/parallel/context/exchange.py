@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel.collectives.messages import Group, members
-from manyranks.parallel.context.checks import check_heads, fitting, groups, zeros_like
+from manyranks.parallel.context.checks import check_heads, fitting, groups
 from manyranks.parallel.context.layouts import Keys, Mask
-from manyranks.parallel.context.ring import Attention, Behind, ring_attention
+from manyranks.parallel.context.ring import Attention, Behind, ring_attention, zeros_like
 from manyranks.parallel.flat_parameters import reduce_scatter
 from manyranks.parallel.wrappers import Conjugate
 

@@ -17,9 +17,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyranks.parallel.collectives.messages import Group, members
-from manyranks.parallel.context.checks import fitting, not_autocast, zeros_like
+from manyranks.parallel.context.checks import fitting
 from manyranks.parallel.context.layouts import Mask, Queries
-from manyranks.parallel.context.ring import Found, Output, Ring, attend, attend_backward
+from manyranks.parallel.context.ring import (
+    Found,
+    Output,
+    Ring,
+    attend,
+    attend_backward,
+    not_autocast,
+    zeros_like,
+)
 
 
 def latent_attention(

@@ -13,7 +13,9 @@ and the backward of a block, FlashAttention-2, arXiv 2307.08691, sections 2.3 an
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import wraps
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyranks.parallel.collectives.messages import Group, Members, members, wait
-from manyranks.parallel.context.checks import fitting, not_autocast, zeros_like
+from manyranks.parallel.context.checks import fitting
 from manyranks.parallel.context.layouts import Keys, Mask, Queries, hidden, pairs
 
 
@@ -219,6 +221,25 @@ class Output(NamedTuple):
     def of(cls, o_BASD: Tensor, lse_BAS: Tensor, do_BASD: Tensor) -> "Output":
         delta_BAS = (do_BASD.to(lse_BAS.dtype) * o_BASD).sum(-1)
         return cls(do_BASD, lse_BAS, delta_BAS)
+
+
+def zeros_like(x: Tensor, *times: int) -> Tensor:
+    """Zeros in the precision of sums: 32 bits, or 64 where x has so many."""
+    precise = torch.promote_types(x.dtype, torch.float32)
+    return torch.zeros(*times, *x.shape, dtype=precise, device=x.device)
+
+
+def not_autocast(attend: Callable) -> Callable:
+    """Switches autocast off, which would make 16 bits of the scores and of merged sums."""
+
+    @wraps(attend)
+    def run(*given):
+        kind = next(x for x in given if isinstance(x, Tensor)).device.type
+        available = torch.amp.is_autocast_available(kind)
+        with torch.autocast(kind, enabled=False) if available else nullcontext():
+            return attend(*given)
+
+    return run
 
 
 @not_autocast

@@ -225,13 +225,15 @@ class ExpertParallel(Accumulating):
 
     def _deal(self, same_tokens: bool) -> None:
         """Keeps this rank's part of the experts, and has rows travel to the others."""
-        hop = one_hop if len(self._axes) == 1 else two_hops
-        sliced = partial(in_slices, group=self._slices, same=same_tokens)
+        if len(self._axes) == 1:
+            hop = partial(one_hop, group=self._axes[0])
+        else:
+            hop = partial(two_hops, nodes=self._axes[0], inside=self._axes[1])
         for experts in self._experts.values():
-            total = len(experts.gate)
             experts.dealt = True
-            how = sliced if self.width > 1 else None
-            experts.hop = partial(_hop, hop, total, self._axes, how)
+            experts.hop = partial(hop, experts=len(experts.gate))
+            if self.width > 1:
+                experts.slicing = partial(in_slices, group=self._slices, same=same_tokens)
         losses = self.degree * self.width / self.sharers
         for name, p in self._own():
             p.data = self.part(name, p.data)
@@ -241,14 +243,6 @@ class ExpertParallel(Accumulating):
             saves(self.module, only_whole)
             said = "the ExpertParallel model's own clip_grad_norm_"
             clipping.refuse_alone(self.expert_parameters(), said)
-
-
-def _hop(
-    hop, total: int, axes: list[Group], sliced, x_TH: Tensor, routing, compute
-) -> Tensor:
-    """Sends tokens and computes. sliced: for what several ranks cut; None where none do."""
-    compute = partial(sliced, compute=compute) if sliced else compute
-    return hop(x_TH, routing, compute, total, *axes)
 
 
 def _hooked(parameter: nn.Parameter, hook: Callable) -> None:

@@ -42,7 +42,10 @@ def check_choices(experts: int, top_k: int, groups: int, groups_per_token: int) 
 
 
 def check_router(scores: str, top_k: int, experts: int, normalize: bool, **weights) -> None:
-    """Raises ValueError for what no router can be; weights: of both ways to balance."""
+    """Raises ValueError for what no router can be.
+
+    weights: of both ways to balance
+    """
     if scores not in SCORES:
         raise ValueError(f"scores={scores!r}: choose one of {', '.join(SCORES)}")
     if top_k == 1 < experts and normalize:
@@ -112,7 +115,10 @@ def check_experts(
 
 
 def check_routers(routers: Sequence[nn.Module], sharers: int) -> None:
-    """Raises ValueError for routers that can't be balanced. sharers: ranks of a loss."""
+    """Raises ValueError for routers that can't be balanced.
+
+    sharers: ranks of a loss
+    """
     sizes = {len(router.weight) for router in routers}
     if len(sizes) > 1:
         raise ValueError(f"routers of {sorted(sizes)} experts: give all layers as many")

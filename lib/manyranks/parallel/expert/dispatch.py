@@ -184,11 +184,13 @@ class Experts(nn.Module):
     """Gated MLPs: down(silu(gate(x)) · up(x)), one for each expert.
 
     hop: how rows get to the experts, which can be set from outside: here, one_hop, two_hops
+    slicing: how ranks that cut each expert compute together: in_slices; None for whole ones
     sliced: the dim of each weight that several ranks cut
     dealt: whether some of its experts are on other ranks
     """
 
     sliced: ClassVar = {"gate": 1, "up": 1, "down": 2}
+    slicing: Callable | None = None
     dealt = False
 
     def __init__(self, experts: int, hidden: int, ffn: int):
@@ -202,7 +204,10 @@ class Experts(nn.Module):
 
     def forward(self, x_TH: Tensor, routing: Routing) -> Tensor:
         """Returns the sum of each token's experts' outputs, times their gates."""
-        return self.hop(autocast(x_TH), routing, self.compute)  # cast before rows travel
+        compute = self.compute
+        if self.slicing is not None:
+            compute = partial(self.slicing, compute=self.compute)
+        return self.hop(autocast(x_TH), routing, compute)  # cast before rows travel
 
     def compute(self, x_RH: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes rows sorted by expert, so many for each."""
@@ -290,7 +295,12 @@ def _all_reduced(x: Tensor, group: Group) -> Tensor:
 
 
 def permuted(x_RH: Tensor, order_R: Tensor, back: bool = False) -> Tensor:
-    """Puts rows in this order; back: where they were before. Backward does the opposite."""
+    """Puts rows in this order.
+
+    back: where they were before
+
+    Backward does the opposite.
+    """
     inverse_R = order_R.argsort()
     first, second = (inverse_R, order_R) if back else (order_R, inverse_R)
     there, home = (partial(torch.index_select, dim=0, index=i) for i in (first, second))

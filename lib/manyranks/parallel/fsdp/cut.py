@@ -13,7 +13,10 @@ from manyranks.parallel.shard import is_shard
 
 
 class Cut(NamedTuple):
-    """A model in units. needs: the numbers of the units that a module computes with."""
+    """A model in units.
+
+    needs: the numbers of the units that a module computes with
+    """
 
     parts: list[Part]
     needs: dict[nn.Module, list[int]]

@@ -23,7 +23,8 @@ _FOREVER, _SECOND = timedelta(days=365), timedelta(seconds=1)
 class Order:
     """The order that modules compute in, which is expected again in the next pass.
 
-    module: it and its modules are called; group: ranks with the same order, None for all
+    module: it and its modules are called
+    group: ranks with the same order, None for all
     """
 
     def __init__(self, module: nn.Module, group: Group):

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyranks.parallel import clipping
-from manyranks.parallel.precision import Held, states_of
+from manyranks.parallel.precision import Held, optimizer_states
 
 
 class Sharded(nn.Module):
@@ -80,7 +80,7 @@ def held(units: Iterable, optimizer: torch.optim.Optimizer) -> Held:
         parameters=(*parameters, *(unit.row_E for unit in units if unit.gathered)),
         gradients=tuple(p.grad for p in learning if p.grad is not None),
         masters=tuple(shard for shard, dtype in shards if shard.dtype != dtype),
-        **states_of(optimizer),
+        **optimizer_states(optimizer),
     )
 
 

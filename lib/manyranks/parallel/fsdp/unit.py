@@ -182,7 +182,9 @@ class Unit:
 def _split(named: Named, views: list[Tensor], own: list[Tensor]) -> list[nn.Parameter]:
     """Makes each parameter this rank's shard; returns whole ones, which compute.
 
-    views: of the row, in the parameters' shapes; own: what the shards are copies of
+    views: of the row, in the parameters' shapes
+    own: what the shards are copies of
+
     Hooks on a parameter's gradient move to the whole one. The shard keeps those that are
     called after a gradient has been accumulated, such as an optimizer's.
     """

@@ -1,6 +1,7 @@
+from . import all_to_all_overlap as all_to_all_overlap
 from . import automatic as automatic
-from . import beside as beside
 from . import dualpipe as dualpipe
+from . import paced as paced
 from . import program as program
 from . import runtime as runtime
 from . import schedules as schedules

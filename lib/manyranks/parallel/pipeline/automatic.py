@@ -129,10 +129,13 @@ def _follows(kind: str, stage: int, stages: int) -> list[tuple[str, int]]:
 
 
 class _Rank:
-    """A rank on the clock. arrivals: when the inputs of each F and I are there, if known.
+    """A rank on the clock.
 
-    free: since when it does nothing. room: activations that it may still take on. A
-    micro-batch that comes in takes room in all of the rank's stages at once: else ranks
+    arrivals: when the inputs of each F and I are there, if known
+    free: since when it does nothing
+    room: activations that it may still take on
+
+    A micro-batch that comes in takes room in all of the rank's stages at once: else ranks
     could hold each other up with forwards whose backwards have none.
     """
 

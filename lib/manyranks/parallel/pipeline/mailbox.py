@@ -1,8 +1,5 @@
 """A pipeline's messages: outputs to the stage after, gradients to the stage before.
 
-A message is known by the action that uses it: the F of a stage and micro-batch, or the B
-(a B and an I use the same one).
-
 NCCL has no tags: messages between two ranks arrive in the order both have posted them, and
 one that is posted too early holds up those behind it. So all ranks agree on one order:
 messages come as they would be made if every F, I and W took a second. Between two of its
@@ -28,8 +25,8 @@ from manyranks.parallel.pipeline.program import Times, program
 from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
-    WEIGHT,
     Action,
+    Message,
     Schedule,
     singles,
 )
@@ -61,54 +58,33 @@ class Routes:
     """The part that is the same in every step: who sends what to whom, and when.
 
     posted: the messages that this rank sends or receives before its first item, before its
-    second, …, and at the end. made, used: message -> the place of the item that makes it in
-    its sender's table, or uses it in its receiver's.
-    specs: of the messages that were sent or received before: each is said once.
+        second, …, and at the end
+    made, used: message -> the place of the item that makes it in its sender's table, or
+        uses it in its receiver's
+    specs: of the messages that were sent or received before: each is said once
     """
 
     def __init__(self, schedule: Schedule, group: Group):
         self.group, self.rank = group, dist.get_rank(group)
         self.schedule = schedule
-        self.made: dict[Action, int] = {}
-        self.used: dict[Action, int] = {}
-        self.specs: dict[Action, Spec] = {}
+        self.made: dict[Message, int] = {}
+        self.used: dict[Message, int] = {}
+        self.specs: dict[Message, Spec] = {}
         moments = _moments(schedule)
         own = moments[self.rank]
-        self.posted: list[list[Action]] = [[] for _ in range(len(own) + 1)]
+        self.posted: list[list[Message]] = [[] for _ in range(len(own) + 1)]
         items = [
             (at, r, place) for r, row in enumerate(moments) for place, at in enumerate(row)
         ]
         for at, rank, place in sorted(items):
             for action in singles(schedule.ranks[rank][place]):
-                if (used := self.used_by(action)) is not None:
+                if (used := schedule.uses(action)) is not None:
                     self.used[used] = place
-                if (made := self.made_by(action)) is not None:
+                if (made := schedule.makes(action)) is not None:
                     self.made[made] = place
-                    if rank != self.target(made) and self.rank in (rank, self.target(made)):
+                    receiver = schedule.receiver(made)
+                    if rank != receiver and self.rank in (rank, receiver):
                         self.posted[bisect(own, at)].append(made)
-
-    def used_by(self, action: Action) -> Action | None:
-        """The message that this action waits for, None for none."""
-        first, last = action.stage == 0, action.stage == self.schedule.stages - 1
-        if action.kind == WEIGHT or (first if action.kind == FORWARD else last):
-            return None
-        kind = FORWARD if action.kind == FORWARD else BACKWARD
-        return action._replace(kind=kind)
-
-    def made_by(self, action: Action) -> Action | None:
-        """The message that this action produces, None for none."""
-        kind = FORWARD if action.kind == FORWARD else BACKWARD
-        stage = action.stage + (1 if kind == FORWARD else -1)
-        inside = 0 <= stage < self.schedule.stages and action.kind != WEIGHT
-        return Action(kind, stage, action.microbatch) if inside else None
-
-    def source(self, message: Action) -> int:
-        """The rank that sends it."""
-        step = -1 if message.kind == FORWARD else 1
-        return self.schedule.rank_of(message.stage + step, message.microbatch)
-
-    def target(self, message: Action) -> int:
-        return self.schedule.rank_of(*message[1:])
 
 
 def _moments(schedule: Schedule) -> list[list[tuple[float, bool, int]]]:
@@ -136,9 +112,9 @@ class Mailbox:
 
     def __init__(self, routes: Routes, device: torch.device):
         self._routes, self._device = routes, device
-        self._here: dict[Action, Tensor] = {}  # from a stage on this very rank
-        self._leaving: dict[Action, Tensor] = {}
-        self._coming: dict[Action, tuple[dist.Work, Tensor]] = {}
+        self._here: dict[Message, Tensor] = {}  # from a stage on this very rank
+        self._leaving: dict[Message, Tensor] = {}
+        self._coming: dict[Message, tuple[dist.Work, Tensor]] = {}
         self._sent: dict[int, list[_Sent]] = defaultdict(list)
 
     def post(self, place: int) -> None:
@@ -156,7 +132,7 @@ class Mailbox:
             batch.append((message, tensor))
         self._start(batch)
 
-    def take(self, message: Action) -> Tensor:
+    def take(self, message: Message) -> Tensor:
         """Waits for the message. Afterwards it is the caller's."""
         if message in self._here:
             return self._here.pop(message)
@@ -165,18 +141,18 @@ class Mailbox:
         self._forget_arrived(message)
         return tensor
 
-    def give(self, message: Action, tensor: Tensor) -> None:
+    def give(self, message: Message, tensor: Tensor) -> None:
         """Takes the tensor along at the next post(). Nobody may change it from here on.
 
         Raises ValueError where it is not what was sent in the step before.
         """
-        if self._routes.target(message) == self._routes.rank:
+        if self._routes.schedule.receiver(message) == self._routes.rank:
             self._here[message] = tensor
             return
         spec = Spec.of(tensor)
         if (known := self._routes.specs.get(message, spec)) != spec:
             raise ValueError(
-                f"what {message} uses is {_words(spec)}, and was {_words(known)} in the "
+                f"{message} is {_words(spec)}, and was {_words(known)} in the "
                 "first step, when the ranks told each other: give batches of one shape, or "
                 "make another Pipeline for this"
             )
@@ -184,7 +160,7 @@ class Mailbox:
 
     def expect_gradient(self, stage: int, microbatch: int, output: Tensor) -> None:
         """A gradient has the shape and dtype of its output: nobody says it."""
-        message = Action(BACKWARD, stage, microbatch)
+        message = self._routes.schedule.uses(Action(BACKWARD, stage, microbatch))
         self._routes.specs.setdefault(message, Spec.of(output))
 
     def close(self) -> None:
@@ -194,17 +170,14 @@ class Mailbox:
                 message.work.wait()
         self._sent.clear()
 
-    def _start(self, batch: list[tuple[Action, Tensor]]) -> None:
+    def _start(self, batch: list[tuple[Message, Tensor]]) -> None:
         """Sends this rank's own messages and receives the others, all at once."""
-        routes, ops = self._routes, []
+        routes, schedule, ops = self._routes, self._routes.schedule, []
         for message, tensor in batch:
-            mine = routes.source(message) == routes.rank
-            call, peer = (
-                (dist.isend, routes.target) if mine else (dist.irecv, routes.source)
-            )
-            ops.append(
-                dist.P2POp(call, tensor, group=routes.group, group_peer=peer(message))
-            )
+            call, peer = dist.irecv, schedule.sender(message)
+            if peer == routes.rank:
+                call, peer = dist.isend, schedule.receiver(message)
+            ops.append(dist.P2POp(call, tensor, group=routes.group, group_peer=peer))
         works = dist.batch_isend_irecv(ops) if ops else []
         works = works * len(ops) if len(works) < len(ops) else works  # NCCL has one for all
         for (message, tensor), op, work in zip(batch, ops, works, strict=True):
@@ -212,9 +185,9 @@ class Mailbox:
                 self._coming[message] = work, tensor
             else:
                 sent = _Sent(routes.used[message], work, tensor)
-                self._sent[routes.target(message)].append(sent)
+                self._sent[schedule.receiver(message)].append(sent)
 
-    def _agreed_spec(self, message: Action) -> Spec:
+    def _agreed_spec(self, message: Message) -> Spec:
         """Returns the message's Spec, which its sender says before, but for a gradient."""
         if (leaving := self._leaving.get(message)) is not None:
             if message.kind == FORWARD:
@@ -226,13 +199,14 @@ class Mailbox:
         kind, dims, *sizes = header.tolist()
         return Spec(tuple(sizes[:dims]), _TYPES[kind])
 
-    def _forget_arrived(self, message: Action) -> None:
+    def _forget_arrived(self, message: Message) -> None:
         """Forgets messages that have arrived: their receiver used them to make this one."""
-        source, made = self._routes.source(message), self._routes.made[message]
-        for sent in self._sent[source]:
+        routes = self._routes
+        sender, made = routes.schedule.sender(message), routes.made[message]
+        for sent in self._sent[sender]:
             if sent.used <= made:
                 sent.work.wait()  # returns at once, but gloo wants it
-        self._sent[source] = [sent for sent in self._sent[source] if sent.used > made]
+        self._sent[sender] = [sent for sent in self._sent[sender] if sent.used > made]
 
 
 def _encoded(spec: Spec, device: torch.device) -> Tensor:

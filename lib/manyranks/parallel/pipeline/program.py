@@ -1,20 +1,10 @@
-"""A schedule in time: on the virtual clock, and on ranks that take as long.
+"""A schedule in time, on the virtual clock.
 
-    times = Times(F=0.02, I=0.02, W=0.02)
-    replayed = replay(program(one_f_one_b(4, 8)), times)
-    measured = timeline(world.run(runtime.paced, one_f_one_b(4, 8), times))
-
-On a laptop eight ranks share a few cores: they compute in turn, and a timeline of real work
-shows that. A paced action computes what it has to, then sleeps until its time is over. A
-rank that sleeps needs no core, so any number of ranks take their time side by side, and
-what remains is what a schedule is about: who waits for whom. Messages and waking up take
-real time beside it, about a millisecond an action: with actions of 40 ms and more, one to
-three percent of the step.
+times = Times(F=0.02, I=0.02, W=0.02)
+replayed = replay(program(one_f_one_b(4, 8)), times)
 """
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -22,11 +12,7 @@ from typing import NamedTuple
 from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
-    INPUT,
-    NEEDS,
-    WEIGHT,
-    Action,
-    Pair,
+    Message,
     Schedule,
     singles,
 )
@@ -37,7 +23,6 @@ from manyranks.timeline import (
     Program,
     Recv,
     Send,
-    Span,
     Timeline,
     Transfer,
 )
@@ -45,7 +30,10 @@ from manyranks.timeline.spans import COMPUTE
 
 
 class ActionWork(NamedTuple):
-    """The work that an action is charged by. paired: it is half of a Pair."""
+    """The work that an action is charged by.
+
+    paired: it is half of a Pair
+    """
 
     kind: str
     stage: int
@@ -54,10 +42,12 @@ class ActionWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Times:
-    """Costs of a schedule's program in seconds. F, I, W, B: one number, or one a stage.
+    """Costs of a schedule's program in seconds.
 
-    B: I + W where it is None. pair: what a Pair takes, as a share of its F and B one after
-    the other. latency, bandwidth: of a message between two ranks, in seconds and bytes/s.
+    F, I, W, B: one number, or one a stage
+    B: I + W where it is None
+    pair: what a Pair takes, as a share of its F and B one after the other
+    latency, bandwidth: of a message between two ranks, in seconds and bytes/s
     """
 
     F: float | Sequence[float] = 1.0
@@ -132,75 +122,25 @@ def _instructions(schedule: Schedule, rank: int, bytes: float) -> tuple[Instruct
     instructions: list[Instruction] = []
     for item in schedule.ranks[rank]:
         actions = singles(item)
-        for kind, stage, i in actions:
-            for needed, offset in NEEDS[kind]:
-                if (source := _rank_of(schedule, stage + offset, i)) not in (None, rank):
-                    instructions.append(Recv(source, bytes, tag=(needed, stage + offset)))
+        for action in actions:
+            message = schedule.uses(action)
+            if message is not None and (source := schedule.sender(message)) != rank:
+                instructions.append(Recv(source, bytes, _lane(message)))
         for kind, stage, i in actions:
             work = ActionWork(kind, stage, paired=len(actions) == 2)
             instructions.append(Compute(f"{kind}{i}", work))
-        for kind, stage, i in actions:
-            given, offset = (FORWARD, +1) if kind == FORWARD else (INPUT, -1)
-            to = None if kind == WEIGHT else _rank_of(schedule, stage + offset, i)
-            if to not in (None, rank):
-                instructions.append(Send(to, bytes, (given, stage), (given, stage)))
+        for action in actions:
+            message = schedule.makes(action)
+            if message is not None and (target := schedule.receiver(message)) != rank:
+                lane = _lane(message)
+                instructions.append(Send(target, bytes, tag=lane, handle=lane))
     return tuple(instructions)
 
 
-def _rank_of(schedule: Schedule, stage: int, microbatch: int) -> int | None:
-    inside = 0 <= stage < schedule.stages
-    return schedule.rank_of(stage, microbatch) if inside else None
+def _lane(message: Message) -> tuple[str, int]:
+    """All messages that a stage makes of a kind; they arrive in the order they're sent."""
+    return message.kind, message.source
 
 
 def _at(seconds: float | Sequence[float], stage: int) -> float:
     return seconds[stage] if isinstance(seconds, Sequence) else seconds
-
-
-class Pace:
-    """Holds each action to its duration, and notes when it ran: a Pipeline's pace.
-
-    times: what replay charges for the same actions; the times of messages have no effect.
-    spans: of what was computed, in seconds of time.perf_counter, one clock for a machine's
-    processes. overruns: actions whose computing alone took longer than they may; with any,
-    the durations are too short for this machine, and the bubble is not the schedule's.
-    """
-
-    def __init__(self, times: Times, rank: int):
-        self.times, self.rank = times, rank
-        self.spans: list[Span] = []
-        self.overruns: list[Action | Pair] = []
-
-    @contextmanager
-    def __call__(self, item: Action | Pair) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        parts = list(self._parts(item))
-        left = started + sum(seconds for _, seconds in parts) - time.perf_counter()
-        if left < 0:
-            self.overruns.append(item)
-        time.sleep(max(0.0, left))
-        self._note(parts, started, time.perf_counter() - started)
-
-    def _parts(self, item: Action | Pair) -> Iterator[tuple[Action, float]]:
-        """Each action with its duration: two in a Pair."""
-        actions = singles(item)
-        for action in actions:
-            work = ActionWork(action.kind, action.stage, paired=len(actions) == 2)
-            yield action, self.times.compute(self.rank, work)
-
-    def _note(self, parts: list[tuple[Action, float]], start: float, taken: float) -> None:
-        """Notes one span per action. A Pair's share its time as they share its duration."""
-        whole = sum(seconds for _, seconds in parts)
-        for action, seconds in parts:
-            end = start + taken * (seconds / whole if whole else 1 / len(parts))
-            name = f"{action.kind}{action.microbatch}"
-            self.spans.append(Span(self.rank, COMPUTE, name, start, end))
-            start = end
-
-
-def timeline(spans: Iterable[Iterable[Span]]) -> Timeline:
-    """The ranks' spans on one clock, which starts at 0."""
-    spans = [span for own in spans for span in own]
-    zero = min(span.started for span in spans)
-    shifted = ((*span[:3], span.started - zero, span.finished - zero) for span in spans)
-    return Timeline(tuple(map(Span._make, shifted)))

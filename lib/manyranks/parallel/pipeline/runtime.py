@@ -21,7 +21,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from manyranks.parallel.collectives.messages import Group
 from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
-from manyranks.parallel.pipeline.program import Pace, Times
 from manyranks.parallel.pipeline.schedules import (
     BACKWARD,
     FORWARD,
@@ -36,7 +35,6 @@ from manyranks.parallel.pipeline.schedules import (
 from manyranks.parallel.pipeline.split import Shared, Tied
 from manyranks.parallel.pipeline.split_backward import SplitBackward
 from manyranks.parallel.pipeline.verify import verify
-from manyranks.timeline import Span
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -58,12 +56,14 @@ class Pipeline:
     """The stages of this rank, trained together with the other ranks' stages.
 
     stages: this rank's modules by stage number, each from one tensor to one tensor; where
-    they come from split(), gradients of the parameters that several share are added up, and
-    so are the gradients of a stage's copies.
-    schedule: any; it is verified. group: the ranks of the schedule, None for all.
-    loss: from the last stage's output and the targets to a scalar, a mean over them.
-    pace: called with each Action or Pair, gives a context manager that it computes in.
-    ties: False leaves that sum to tie(), for gradients that are averaged after step().
+        they come from split(), gradients of the parameters that several share are added up,
+        and so are the gradients of a stage's copies
+    schedule: any; it is verified
+    group: the ranks of the schedule, None for all
+    loss: from the last stage's output and the targets to a scalar, a mean over them
+    pace: called with each Action or Pair, gives a context manager that it computes in
+    ties: False leaves that sum to tie(), for gradients that are averaged after step()
+
     A stage may be in a Wrapper over other ranks: all but its last B or W is in no_sync(),
     so that its gradients leave in this one, and step() calls finish().
     Raises ValueError for stages that belong to another rank, a group of another size, a
@@ -143,27 +143,6 @@ class Pipeline:
         return step.shares()
 
 
-def paced(schedule: Schedule, times: Times) -> list[Span]:
-    """This rank's spans of one step with a Pace, whose stages compute next to nothing.
-
-    A step that is not paced comes first: in it the ranks tell each other their shapes.
-    Raises RuntimeError where more than one action in ten takes longer than it may.
-    """
-    stages = {s: nn.Linear(1, 1) for s in schedule.stages_of(dist.get_rank())}
-    batch = torch.ones(schedule.microbatches, 1, device="cpu")
-    pipeline = Pipeline(stages, schedule, loss=nn.functional.mse_loss)
-    pipeline.step(batch, batch)
-    dist.barrier()
-    pace = pipeline.pace = Pace(times, dist.get_rank())
-    pipeline.step(batch, batch)
-    if len(pace.overruns) > len(pace.spans) / 10:
-        raise RuntimeError(
-            f"{len(pace.overruns)} of {len(pace.spans)} actions took longer than they may: "
-            "give longer times, or stop what else this machine does"
-        )
-    return pace.spans
-
-
 class _Flight(NamedTuple):
     """The values that a forward leaves for its backward: of y, where its gradient goes."""
 
@@ -212,12 +191,12 @@ class _Step:
 
     def _take(self, action: Action) -> Tensor | None:
         """A forward's input, or the gradient of the stage's output."""
-        if (message := self._routes.used_by(action)) is not None:
+        if (message := self._routes.schedule.uses(action)) is not None:
             return self.mail.take(message)
         return self._inputs[action.microbatch] if action.kind == FORWARD else None
 
     def _give(self, action: Action, made: Tensor | None) -> None:
-        if (message := self._routes.made_by(action)) is not None:
+        if (message := self._routes.schedule.makes(action)) is not None:
             self.mail.give(message, made)
 
     def shares(self) -> Tensor | None:

@@ -15,7 +15,7 @@ with few micro-batches it is the same table without those that there are not.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -25,18 +25,17 @@ FORWARD, BACKWARD, INPUT, WEIGHT = "F", "B", "I", "W"
 KINDS = (FORWARD, BACKWARD, INPUT, WEIGHT)
 PARTS = {kind: (kind,) for kind in KINDS} | {BACKWARD: (INPUT, WEIGHT)}
 
-# What must be over before an action: a kind, and of which stage, counted from its own.
-# A stage that does not exist is not waited for.
-NEEDS = {
-    FORWARD: ((FORWARD, -1),),
-    BACKWARD: ((FORWARD, 0), (INPUT, +1)),
-    INPUT: ((FORWARD, 0), (INPUT, +1)),
-    WEIGHT: ((INPUT, 0),),
-}
+# What must be over before an action, first in its own stage. Then in the stage that its
+# message comes from: an F hands its output one stage on, a B or I its gradient one back.
+NEEDS = {BACKWARD: FORWARD, INPUT: FORWARD, WEIGHT: INPUT}
+HANDS_ON = {FORWARD: +1, BACKWARD: -1, INPUT: -1}
 
 
 class Action(NamedTuple):
-    """The work of one micro-batch in one stage, both counted from 0. kind: one of KINDS."""
+    """The work of one micro-batch in one stage, both counted from 0.
+
+    kind: one of KINDS
+    """
 
     kind: str
     stage: int
@@ -44,6 +43,24 @@ class Action(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}{self.microbatch} of stage {self.stage}"
+
+
+class Message(NamedTuple):
+    """An output for the stage after, or a gradient for the stage before.
+
+    kind: F for an output, I for a gradient
+    source, target: the stages that make it and use it
+    microbatch: counted from 0
+    """
+
+    kind: str
+    source: int
+    target: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        what = "output" if self.kind == FORWARD else "gradient"
+        return f"the {what} {self.microbatch} of stage {self.source}"
 
 
 class Pair(NamedTuple):
@@ -60,9 +77,13 @@ def singles(item: Action | Pair) -> tuple[Action, ...]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A table: ranks[r] are the Actions (or Pairs) of rank r, in order.
+    """A table of what each rank does.
 
-    placement[s]: the rank of stage s; microbatches: m. Nothing is checked here: verify is.
+    microbatches: m
+    placement: of each stage, its rank
+    ranks: of each rank, its Actions and Pairs, in order
+
+    Nothing is checked here: verify is.
     """
 
     name: str
@@ -84,6 +105,38 @@ class Schedule:
 
     def stages_of(self, rank: int) -> list[int]:
         return [stage for stage in range(self.stages) if rank in self.ranks_of(stage)]
+
+    def uses(self, action: Action) -> Message | None:
+        """The message that the action waits for, None at the model's ends and for a W."""
+        step = HANDS_ON.get(action.kind, 0)
+        return self._message(action, action.stage - step, action.stage)
+
+    def makes(self, action: Action) -> Message | None:
+        """The message that the action makes, None at the model's ends and for a W."""
+        step = HANDS_ON.get(action.kind, 0)
+        return self._message(action, action.stage, action.stage + step)
+
+    def sender(self, message: Message) -> int:
+        """The rank of the stage that makes the message."""
+        return self.rank_of(message.source, message.microbatch)
+
+    def receiver(self, message: Message) -> int:
+        """The rank of the stage that uses the message."""
+        return self.rank_of(message.target, message.microbatch)
+
+    def needs(self, action: Action) -> Iterator[Action]:
+        """Yields the F, I and W that must be over before the action."""
+        if action.kind in NEEDS:
+            yield action._replace(kind=NEEDS[action.kind])
+        if (message := self.uses(action)) is not None:
+            yield Action(message.kind, message.source, message.microbatch)
+
+    def _message(self, action: Action, source: int, target: int) -> Message | None:
+        stages = range(self.stages)
+        if source == target or source not in stages or target not in stages:
+            return None
+        kind = FORWARD if action.kind == FORWARD else INPUT
+        return Message(kind, source, target, action.microbatch)
 
     def actions(self, rank: int) -> tuple[Action, ...]:
         """The rank's, with pairs taken apart, the forward first."""
@@ -249,7 +302,9 @@ def dualpipe_v(p: int, m: int) -> Schedule:
 
 
 def named(name: str, p: int, m: int, v: int = 1) -> Schedule:
-    """The schedule of this name, such as "1f1b". v: stages a rank, of "interleaved" alone.
+    """The schedule of this name, such as "1f1b".
+
+    v: stages a rank, of "interleaved" alone
 
     Raises ValueError for another name, and as the schedule does.
     """

@@ -41,7 +41,8 @@ class Stage(nn.Module):
     """Some neighboring parts of a model, one after another.
 
     shared: which of its parameters are in other stages, too. Pipeline adds up their
-    gradients. given: what each part is called with beside its input, as the tokens' places.
+        gradients
+    given: what each part is called with beside its input, as the tokens' places
     """
 
     def __init__(
@@ -66,9 +67,11 @@ def split(
 ) -> list[Stage]:
     """The model in so many stages, which share its parameters.
 
-    model: has .embedding, .layers and .head. costs: of each of these parts, in any unit,
-    the layers one by one; None for what products with the weights cost: nothing in the
-    embedding, whose rows are only looked up.
+    model: has .embedding, .layers and .head
+    costs: of each of these parts, in any unit, the layers one by one; None for what
+        products with the weights cost: nothing in the embedding, whose rows are only looked
+        up
+
     Raises ValueError for a model without these, for more stages than parts, and for costs
     that are not one a part.
     """
@@ -82,7 +85,9 @@ def split(
 def dealt(
     model: nn.Module, sizes: Sequence[int], given: Sequence[Tensor] = ()
 ) -> list[Stage]:
-    """Splits as split does, into stages of so many parts each; given: as Stage's.
+    """Splits as split does, into stages of so many parts each.
+
+    given: as Stage's
 
     Raises ValueError for a model as split does, and for sizes that aren't of all parts.
     """

@@ -50,9 +50,12 @@ class SplitBackward:
     def input_gradient(
         self, output: Tensor | GradientEdge, grad: Tensor | None, x: Tensor | None
     ) -> Tensor | None:
-        """I. grad: of the output, None where that is a tensor with one number.
+        """Computes I: the gradient of the input, and what W needs to go on.
 
-        x: the module's input, or None where nobody wants its gradient.
+        output: the stage's, or its place in the graph
+        grad: of the output, None where that is a tensor with one number
+        x: the module's input, or None where nobody wants its gradient
+
         Returns the gradient of x, None where the output does not depend on it.
         """
         grad = torch.ones_like(output) if grad is None else grad

@@ -19,7 +19,6 @@ from manyranks.parallel.pipeline.schedules import (
     FORWARD,
     INPUT,
     KINDS,
-    NEEDS,
     PARTS,
     WEIGHT,
     Action,
@@ -133,7 +132,7 @@ def _host(schedule: Schedule, rank: int, done: Done, waiting: Waiting) -> Iterat
     """Goes through the rank's table. Where it is held, says whom it has set free."""
     freed: list[int] = []
     for position, item in enumerate(schedule.ranks[rank]):
-        for need in _needs(item, done):
+        for need in _needs(schedule, item, done):
             if schedule.rank_of(*need[1:]) == rank:
                 need = _as_written(schedule, need)
                 problem = f"{_name(item)} comes before {need}, which it needs"
@@ -149,13 +148,12 @@ def _host(schedule: Schedule, rank: int, done: Done, waiting: Waiting) -> Iterat
     yield freed
 
 
-def _needs(item: Action | Pair, done: Done) -> Iterator[Action]:
+def _needs(schedule: Schedule, item: Action | Pair, done: Done) -> Iterator[Action]:
     """Yields what must be over before the item, and is not when it is asked for."""
-    for kind, stage, i in singles(item):
-        for needed, offset in NEEDS[kind]:
-            over = done.get((needed, stage + offset))
-            if over is not None and i not in over:
-                yield Action(needed, stage + offset, i)
+    for action in singles(item):
+        for need in schedule.needs(action):
+            if need.microbatch not in done[need.kind, need.stage]:
+                yield need
 
 
 def _circle(schedule: Schedule, at: Positions, waiting: Waiting, done: Done) -> ValueError:

@@ -1,6 +1,4 @@
 from .apply import TensorParallel as TensorParallel
-from .apply import draw_own_masks as draw_own_masks
-from .apply import own_randomness as own_randomness
 from .apply import parallelize as parallelize
 from .cuts import Column as Column
 from .cuts import Masks as Masks
@@ -8,6 +6,8 @@ from .cuts import Positions as Positions
 from .cuts import Row as Row
 from .cuts import Style as Style
 from .cuts import Vocabulary as Vocabulary
+from .dropout import draw_own_masks as draw_own_masks
+from .dropout import own_randomness as own_randomness
 from .families import parallelize_transformers as parallelize_transformers
 from .layers import ColumnParallelLinear as ColumnParallelLinear
 from .layers import How as How

@@ -10,9 +10,7 @@ forward pass shows it, and finish() sums its gradient.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import MethodType
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,6 +36,7 @@ from manyranks.parallel.tensor.cuts import (
     rank,
     size,
 )
+from manyranks.parallel.tensor.dropout import draw_own_masks
 from manyranks.parallel.tensor.layers import (
     ColumnParallelLinear,
     How,
@@ -56,8 +55,6 @@ from manyranks.parallel.wrappers import (
     sum_gradients,
 )
 
-_PRIME = 2_654_435_761  # Knuth's multiplier, so that neighbors' seeds are far apart
-
 
 def parallelize(
     model: nn.Module,
@@ -69,13 +66,17 @@ def parallelize(
 ) -> "TensorParallel":
     """Cuts the model's parts over the ranks of the mesh's axis, in place.
 
-    model: the same on every rank. mesh: None for all ranks in one row. styles: by patterns
-    of the modules' names. how: sequence_parallel, regather, overlap: see layers.How.
+    model: the same on every rank
+    mesh: None for all ranks in one row
+    styles: by patterns of the modules' names
+    how: sequence_parallel, regather, overlap: see layers.How
     example: what the model is called with, a tensor, several, or a dict of names, for a
-    comparison: without dropout, forward and gradients are the same before the cut and after
-    it, or that's an error. A count of heads, such as num_heads, is divided by t if need be;
-    a model that has one needs an example, or False. With sequence_parallel, tensors of
-    floating-point numbers in it are cut along dim 1.
+        comparison: without dropout, forward and gradients are the same before the cut and
+        after it, or that's an error
+
+    A count of heads, such as num_heads, is divided by t if need be; a model that has one
+    needs an example, or False. With sequence_parallel, tensors of floating-point numbers in
+    it are cut along dim 1.
     A module whose attribute `project(x, *linears)` says how it calls linear layers that
     read the same input gets column_parallel there, so that these share one communication.
     Raises ValueError for an axis that the mesh has not, a pattern that fits no module or
@@ -400,42 +401,3 @@ def _copies(cuts: dict[str, Cut], group: Group) -> dict[tuple[int, ...], Group]:
         if len(places) < size(group):
             found[places] = dist.new_group(ranks, use_local_synchronization=True)
     return found
-
-
-# Dropout: where every rank has the same activations, all must drop the same of them. Where
-# each has others (its heads; its tokens), masks must differ, or one pattern is repeated t
-# times. All ranks seed their generator with the same number: what is drawn from it is
-# common. A rank's own mask comes from a generator seeded by a number that is drawn in
-# common, and by the rank. So to set the common generator back, as activation checkpointing
-# does, brings back all masks. Source of the rule: Megatron-LM, arXiv 1909.08053, appendix
-# B.2.
-
-
-def draw_own_masks(dropout: nn.Module, group: Group = None) -> None:
-    """Lets the module draw on each rank what no other rank draws, in place."""
-    plain = type(dropout).forward
-
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
-        if not self.training or getattr(self, "rate", getattr(self, "p", 1)) == 0:
-            return plain(self, x)  # which draws nothing
-        with own_randomness(group, x.device):
-            return plain(self, x)
-
-    dropout.forward = MethodType(forward, dropout)  # of a copy of the module, the copy's
-
-
-@contextmanager
-def own_randomness(
-    group: Group = None, device: torch.device | str = "cpu"
-) -> Iterator[None]:
-    """Inside, random numbers differ from rank to rank; after it, they go on in common."""
-    seed = int(torch.randint(2**31, (), device="cpu"))
-    device = torch.device(device)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        own = seed + _PRIME * (rank(group) + 1)
-        # torch.manual_seed seeds all kinds of devices, which takes ten times as long.
-        torch.default_generator.manual_seed(own)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(own)
-        yield

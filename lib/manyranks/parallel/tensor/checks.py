@@ -89,8 +89,10 @@ def in_part(
 ) -> tuple[set[nn.Parameter], set[nn.Parameter]]:
     """Finds parameters that work on own features of a rank, and those on whole ones.
 
-    result: what a forward pass returned, tensors in any containers. columns: what makes
-    features the rank's own. A parameter may be in both sets.
+    result: what a forward pass returned, tensors in any containers
+    columns: what makes features the rank's own
+
+    A parameter may be in both sets.
     """
     roots = [x.grad_fn for x in tree_leaves(result) if isinstance(x, Tensor) and x.grad_fn]
     order = list(_inputs_first(roots))
@@ -287,7 +289,10 @@ class Whole:
 
 
 class _Seen(NamedTuple):
-    """The tensors of a pass. outputs: of each module its first, in the order of ends."""
+    """The tensors of a pass.
+
+    outputs: of each module its first, in the order of ends
+    """
 
     results: list[Tensor]
     outputs: dict[str, Tensor]

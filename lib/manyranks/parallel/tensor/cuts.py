@@ -97,7 +97,9 @@ def _length(spans: tuple[Span, ...]) -> int:
 
 
 def equal(size: int, t: int, place: int, dim: int = 0, what: str = "features") -> Cut:
-    """Makes equal slices. what: the size's name.
+    """Makes equal slices.
+
+    what: the size's name
 
     Raises ValueError where t does not divide it.
     """
@@ -189,10 +191,11 @@ def own_part(x_BSH: Tensor, group: Group = None) -> Tensor:
 class Column:
     """A linear layer by its output features.
 
-    heads: how many they are, not to be cut. parts: how many parts lie end to end in them,
-    as a fused layer's gate and up: each is cut, and a rank's slices stand side by side.
-    Parts of other sizes have heads: heads=(q, k, v). entered: the module around it has its
-    input from gather_in or copy_in already.
+    heads: how many they are, not to be cut
+    parts: how many parts lie end to end in them, as a fused layer's gate and up: each is
+        cut, and a rank's slices stand side by side. Parts of other sizes have heads:
+        heads=(q, k, v).
+    entered: the module around it has its input from gather_in or copy_in already
     """
 
     heads: int | tuple[int, ...] | None = None
@@ -224,7 +227,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A linear layer by its input features; heads: how many they are, not to be cut."""
+    """A linear layer by its input features.
+
+    heads: how many they are, not to be cut
+    """
 
     heads: int | None = None
 

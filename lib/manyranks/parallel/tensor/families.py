@@ -59,9 +59,12 @@ LIKE_LLAMA += ("phi3", "glm4")
 def in_layers(
     layers: str, has: Collection[str], heads: int, kv_heads: int, entered: bool = False
 ) -> dict[str, Style]:
-    """Makes the table of a model's layers. layers, and words of has: as in LAYERS.
+    """Makes the table of a model's layers.
 
-    entered: whether attention and MLP gather their input, and not the layers in them.
+    layers: the pattern of their names, as in LAYERS
+    has: the parts that they have, in words of LAYERS
+    heads, kv_heads: of attention, in the whole model
+    entered: whether attention and MLP gather their input, and not the layers in them
     """
     column = partial(Column, entered=entered)
     styles = {

@@ -225,7 +225,9 @@ class _Part(nn.Module):
 
     @classmethod
     def of(cls, linear: nn.Linear, how: How, cut: Cut | None = None) -> Self:
-        """Takes this rank's part of a layer. cut: of its weight_OI, None for equal parts.
+        """Takes this rank's part of a layer.
+
+        cut: of its weight_OI, None for equal parts
 
         Raises ValueError for options that do not go together, and where t does not divide.
         """

@@ -38,8 +38,11 @@ def column(
 ) -> list[Tensor]:
     """Several column-parallel layers of one input: each one's y_BSO = xWᵀ + b.
 
-    x_BsI: this rank's shard of the sequence; both: each layer's weight, [O, I], this rank's
-    rows, and its bias, this rank's too, or None. The ranks' shards are equally long.
+    x_BsI: this rank's shard of the sequence
+    both: each layer's weight, [O, I], this rank's rows, and its bias, this rank's too, or
+        None
+
+    The ranks' shards are equally long.
     Kept for backward: the shard, which is gathered a second time there.
     """
     weights = [autocast(weight) for weight, _ in both]
@@ -51,8 +54,10 @@ def column(
 def row(x_BSI: Tensor, weight_OI: Tensor, group: Group = None) -> Tensor:
     """A row-parallel layer: this rank's shard y_BsO of the sum over the ranks of xWᵀ.
 
-    x_BSI: this rank's features of all tokens; weight_OI: this rank's columns. A bias is the
-    caller's to add, to the sum. Kept for backward: x.
+    x_BSI: this rank's features of all tokens
+    weight_OI: this rank's columns
+
+    A bias is the caller's to add, to the sum. Kept for backward: x.
     Raises ValueError where t does not divide S.
     """
     check_sequence(x_BSI, size(group))

@@ -48,7 +48,9 @@ class VocabParallelEmbedding(nn.Module):
 
     @classmethod
     def of(cls, embedding: nn.Embedding, how: How, cut: Cut | None = None) -> Self:
-        """This rank's part of an existing one. cut: of its rows, None for ⌈V/t⌉.
+        """This rank's part of an existing one.
+
+        cut: of its rows, None for ⌈V/t⌉
 
         Raises ValueError for an option of nn.Embedding that needs all rows, and for options
         of How that do not go together.
@@ -110,9 +112,13 @@ def vocab_parallel_cross_entropy(
     their sums of exponentials, and their targets' logits. No rank has, at any time, a
     tensor of more than B·S·W elements: for backward the logits stay, and it makes one more
     of their size and dtype, their gradient.
-    vocab: V, where it is not t·W. targets_BS: 0 … V − 1, or ignore_index, the same on all
-    ranks; their mean is over those that count, nan where none does.
-    reduction: "mean", "sum", or "none", flat. No second derivatives.
+
+    vocab: V, where it is not t·W
+    targets_BS: 0 … V − 1, or ignore_index, the same on all ranks; their mean is over those
+        that count, nan where none does
+    reduction: "mean", "sum", or "none", flat
+
+    No second derivatives.
     Raises ValueError, before any message, for sizes that do not go together, targets
     outside the vocabulary and another reduction.
     """

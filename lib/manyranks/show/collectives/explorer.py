@@ -402,7 +402,10 @@ class Knobs(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 01. measure: what "Measure it" runs, manyranks.small's collectives."""
+    """Returns the explorer of chapter 01.
+
+    measure: what "Measure it" runs, few_ranks.collectives
+    """
     halves = {"algorithm": "halving_doubling"}
     presets = {"the same bytes": halves, "6 ranks": halves | {"n": 6}}
     presets["1 MB, 64 ranks"] = {"algorithm": "recursive_doubling", "n": 64, "size": 2**20}

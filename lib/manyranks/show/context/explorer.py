@@ -281,7 +281,10 @@ class Ranks(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Opens on contiguous shards, where ranks wait half of the time. measure: of manyranks.small, what "Measure it" runs."""
+    """Opens on contiguous shards, where ranks wait half of the time.
+
+    measure: what "Measure it" runs, of few_ranks
+    """
     only = {"model": MODELS, "cluster": CLUSTERS, "seq": LENGTHS, "cp": RANKS}
     zigzag, many = {"layout": "zigzag"}, {"layout": "zigzag", "cp": 64, "seq": 2**15}
     presets = {"zigzag": zigzag, "two nodes": zigzag | {"cp": 16}, "ring × Ulysses": zigzag | {"variant": "ring-ulysses"}}

@@ -7,7 +7,7 @@ from math import log, nan
 
 from matplotlib.axes import Axes
 
-from manyranks.measure.compared import Small
+from manyranks.measure.compared import SmallRun
 from manyranks.show import style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice, value_slider
@@ -215,7 +215,10 @@ class _Roofline:
 
 
 class _Scale:
-    """A logarithmic scale from 0 to 1 around these numbers, with room on both sides. ticks: what is numbered on it."""
+    """A logarithmic scale from 0 to 1 around these numbers, with room on both sides.
+
+    ticks: what is numbered on it
+    """
 
     def __init__(self, values: Sequence[float]):
         self.low, self._high = min(values) / 1.5, max(values) * 1.3
@@ -252,7 +255,7 @@ class Utilization(Board):
         row = next(k for k, parts in enumerate(FIVE.values()) if part in parts)
         self._time.update(bars, texts, row, whole, (whole, f"together {units.duration(whole)}"))
 
-    def pictured(self, small: Small) -> bytes:
+    def pictured(self, small: SmallRun) -> bytes:
         """Returns a PNG: the points that were measured, under the roof of the machine."""
         return roofline(
             {"this machine, float32": theory.Roof(*small.roof)}, [Point(*each) for each in small.points]
@@ -260,7 +263,10 @@ class Utilization(Board):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Opens on Llama 3 8B, 8 × 8,192 tokens on each of 64 H100s. measure: of manyranks.small, what "Measure it" runs."""
+    """Opens on Llama 3 8B, 8 × 8,192 tokens on each of 64 H100s.
+
+    measure: what "Measure it" runs, of few_ranks
+    """
     one_gpu = {"model": "llama3.2-1b", "dp": 1, "m": 1}
     presets = {"few tokens": one_gpu | {"seq": 128}, "an old chip": one_gpu | {"seq": 256, "cluster": "v100-dgx"}}
     presets |= {"long sequences": {"cp": 16, "dp": 4, "seq": 131072}, "two sequences": {"microbatch": 2}}

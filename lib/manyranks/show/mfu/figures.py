@@ -38,7 +38,11 @@ def published(runs: Sequence[tuple[str, str, float]]) -> style.Figure:
 
 @style.styled
 def rows(title: str, looks: Mapping[str, tuple], bars: Mapping[str, Mapping], said: Sequence[str], most: float) -> style.Figure:
-    """A bar for each name, and what is said of it. looks: part -> color and hatch; most: of the longest bar."""
+    """A bar for each name, and what is said of it.
+
+    looks: part -> color and hatch
+    most: of the longest bar
+    """
     fig, (axes,) = style.figure(width=8.8, height=0.9 + 0.38 * len(bars))
     Bars(axes, looks, title, list(bars), columns=3).update(list(bars.values()), said, -9, most)
     axes.tick_params(axis="y", labelsize=8.5)
@@ -64,9 +68,11 @@ class Point(NamedTuple):
 def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = ()) -> style.Figure:
     """Draws FLOP/s over arithmetic intensity: a roof for each name, and numbered points, listed at the right.
 
-    roofs: name ("H100, bfloat16") -> theory.roofline.Roof; points: one without FLOP/s is hollow, on the first roof; one with
-    them is filled, and hangs by a dotted line from where that roof would let it be. One of intensity 0 has no place on
-    logarithmic axes: it is only listed.
+    roofs: name ("H100, bfloat16") -> theory.roofline.Roof
+    points: one without FLOP/s is hollow, on the first roof; one with them is filled, and hangs by a dotted line from where that
+        roof would let it be
+
+    One of intensity 0 has no place on logarithmic axes: it is only listed.
     Raises ValueError for no or more than 4 roofs, more than 20 points or 6 groups, an intensity below 0, a rate not above 0.
     """
     groups = list(dict.fromkeys(point.group for point in points))
@@ -154,7 +160,11 @@ class Falls(Bars):
         self._names = list(looks)
 
     def show(self, seconds: Mapping[str, float], longest: float) -> None:
-        """Shows a step. seconds: of each part; longest: of the axis."""
+        """Shows a step.
+
+        seconds: of each part
+        longest: of the axis
+        """
         *begun, whole = accumulate(seconds.values(), initial=0.0)
         bars = [{"": start, name: x} for name, start, x in zip(self._names, begun, seconds.values(), strict=True)]
         texts = [f"{units.duration(x)}, {x / whole:.1%}" if x else "none" for x in seconds.values()]
@@ -195,8 +205,10 @@ def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str 
 def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, values: Sequence[int]) -> style.Figure:
     """Draws MFU over one degree of a plan, and the shares of a step that are lost to all else; the batch stays what it is.
 
-    shape, plan, cluster: as theory.step.estimate takes them; degree: "dp", "tp", "pp", or another degree of the plan;
+    shape, plan, cluster: as theory.step.estimate takes them
+    degree: "dp", "tp", "pp", or another degree of the plan
     values: what it is set to, one or more, from low to high. "matmuls below peak" is the time of matmuls beyond what
+
     MFU's FLOPs take at the peak. Raises ValueError for no values, and for one that model, batch or cluster don't allow.
     """
     count("values", values, 16)

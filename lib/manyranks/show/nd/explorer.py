@@ -372,7 +372,10 @@ class PlanBoard(Explorer):
 
 
 def explorer(measure: Measure | None = None) -> PlanBoard:
-    """Opens on Llama 3 70B on 1,024 H100s, split by a rule of thumb. measure: of manyranks.small, what "Measure it" runs."""
+    """Opens on Llama 3 70B on 1,024 H100s, split by a rule of thumb.
+
+    measure: what "Measure it" runs, of few_ranks
+    """
     only = {name: CHOICES[name] for name in ("cluster", "gpus", "batch")} | {
         "model": MODELS,
         "seq": [2**k for k in range(7, 18)],

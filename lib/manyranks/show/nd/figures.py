@@ -18,8 +18,8 @@ from matplotlib.patches import Rectangle
 
 from manyranks.show import style, units
 from manyranks.show.bars import Bars, corners
+from manyranks.show.degree_curves import Curve
 from manyranks.show.lines import curves as drawn
-from manyranks.show.over import Curve
 from manyranks.show.scenario import MFU, SHARED, Cost, Scenario
 from manyranks.show.setting import tried
 from manyranks.show.style import STEP, box, sheet
@@ -50,8 +50,10 @@ Mesh = Any  # parallel.mesh.Mesh, of a floor that is not imported here
 def mesh(mesh: Mesh, node: int = 8, axis: str = "tp") -> style.Figure:
     """Draws ranks in their nodes, with their coordinates; groups of an axis have one look, one letter and lines between them.
 
-    mesh: a parallel.mesh.Mesh; node: accelerators of one. Raises ValueError for an axis that the mesh does not have, and for
-    more than 4 nodes or 8 accelerators in one.
+    mesh: a parallel.mesh.Mesh
+    node: accelerators of one
+
+    Raises ValueError for an axis that the mesh does not have, and for more than 4 nodes or 8 accelerators in one.
     """
     groups = mesh.groups(axis)
     _check(node, _RANKS)
@@ -84,7 +86,10 @@ def _pieces(groups: Sequence[tuple[int, ...]], node: int) -> Iterator[tuple[int,
 
 
 def _draw(mesh: Mesh, node: int, pieces: list[tuple[int, list[int], int]], far: bool, title: str) -> style.Figure:
-    """Draws a mesh, node by node. far: some links are between nodes."""
+    """Draws a mesh, node by node.
+
+    far: some links are between nodes
+    """
     gap = _GAP if far else 0.0
     row = _HIGH + 0.14 + _LANE * (1 + max(lane for *_, lane in pieces)) + gap
     top = 0.32 + -(-mesh.ranks // node) * row - gap
@@ -192,7 +197,11 @@ class Steps(Bars):
         return [*super().moving, self._frames]
 
     def show(self, times: Sequence[StepTime | None], texts: Sequence[str], row: int = -9, most: float = 1e9) -> None:
-        """Shows steps. times: None for a plan that can't be; most: seconds beyond which bars are cut off."""
+        """Shows steps.
+
+        times: None for a plan that can't be
+        most: seconds beyond which bars are cut off
+        """
         bars = [{name: time.parts[part] for part, (name, *_) in STEP.items()} if time else {} for time in times]
         self.update(bars, texts, row, min(most, max(time.seconds for time in times if time)) * (1 + 1e-9))
         rows = [(self.place(time.seconds), y) for y, time in enumerate(times) if time and confidence(time).missing]
@@ -351,8 +360,10 @@ def twin(
 ) -> Table:
     """Shows bytes of every rank: one number where both agree, else "measured ≠ theory". Below them are the sums of all ranks.
 
-    theory, measured: by rank, quantity ("tp", "states") -> bytes; a quantity that no rank has is left out; at: by rank, its
-    coordinates, as Mesh.coordinates gives them. Raises ValueError unless both have the same ranks and quantities.
+    theory, measured: by rank, quantity ("tp", "states") -> bytes; a quantity that no rank has is left out
+    at: by rank, its coordinates, as Mesh.coordinates gives them
+
+    Raises ValueError unless both have the same ranks and quantities.
     """
     numbers, quantities = map(len, (theory, measured, at or theory)), map(frozenset, (*theory, *measured))
     if len(set(numbers)) > 1 or len(set(quantities)) != 1:
@@ -379,9 +390,10 @@ _CURVES, _LOWEST = 8, 1e-3  # curves, and a ratio
 def tokens(curves: Mapping[str, Sequence[Balance]], checks: Mapping[str, Check] = {}) -> style.Figure:
     """Draws a line for each name: where it is above 1, all that is sent takes longer than all that it can hide under.
 
-    curves: name ("TP 8") -> what theory.nd.tokens.curve returns; at most 8; checks: name -> what theory.nd.tokens.check has: a
-    dot where step.estimate crosses 1, a bar where the closed form does. Raises ValueError for no or too many curves, for one
-    without points, and for a check of none of them.
+    curves: name ("TP 8") -> what theory.nd.tokens.curve returns; at most 8
+    checks: name -> what theory.nd.tokens.check has: a dot where step.estimate crosses 1, a bar where the closed form does
+
+    Raises ValueError for no or too many curves, for one without points, and for a check of none of them.
     """
     if not 1 <= len(curves) <= _CURVES:
         raise ValueError(f"{len(curves)} curves: a picture shows 1 to {_CURVES}")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from manyranks.theory import checks, memory
+from manyranks.theory import checks, memory, states
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.expert.sends import Routing, choices_of
 from manyranks.theory.memory import Held, ModelStates
@@ -84,7 +84,7 @@ def rank_states(shape: ModelShape, plan: Plan) -> Share:
     """
     kinds = dict.fromkeys(memory.rank_parameters(shape, plan))
     parts = {held: (held._replace(experts=0.0), held._replace(dense=0.0)) for held in kinds}
-    shares = [Share(held, *(memory.states_of(part, plan) for part in apart)) for held, apart in parts.items()]
+    shares = [Share(held, *(states.states_of(part, plan) for part in apart)) for held, apart in parts.items()]
     return max(shares, key=lambda share: share.total)
 
 

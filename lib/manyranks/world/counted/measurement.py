@@ -101,9 +101,11 @@ class Measurement:
     def replay(self, cluster: Cluster, sharing: bool = False) -> Timeline:
         """The same program on a virtual clock: rank r is the r-th accelerator of the cluster. Deterministic.
 
-        Computing is charged by its FLOPs and bytes; without measure(..., flops=True) it takes no time. sharing: transfers of
-        one rank that are under way together share its part of the network. Raises ValueError as `program` does, and for a
-        cluster with fewer accelerators than ranks.
+        Computing is charged by its FLOPs and bytes; without measure(..., flops=True) it takes no time.
+
+        sharing: transfers of one rank that are under way together share its part of the network
+
+        Raises ValueError as `program` does, and for a cluster with fewer accelerators than ranks.
         """
         return replay(self.program, ClusterCosts(cluster), sharing)
 

@@ -33,7 +33,7 @@ def error_of(outcome: Outcome, team: Team, timeout: float | None) -> WorldError 
         report, trace = _failure_report(rank, outcome), _traceback_text(failure)
         return RankFailed(report, rank, exception, trace, failure.kind, failure.said)
     if outcome.deadlock or outcome.late:
-        return RankHung(hang_report(outcome, timeout), states_of(outcome))
+        return RankHung(hang_report(outcome, timeout), last_seen(outcome))
     return None
 
 
@@ -81,7 +81,7 @@ def _traceback_text(failure: Failure) -> str:
 
 def meanwhile(outcome: Outcome, ranks: list[int]) -> str:
     """Says what these ranks do and for whom they wait; those that do the same are named together."""
-    states, alike = states_of(outcome), {}
+    states, alike = last_seen(outcome), {}
     for rank in ranks:
         culprit = waits_for(rank, outcome)
         state = "was in the debugger, too" if rank in outcome.debugged else states[rank]
@@ -123,7 +123,7 @@ def _death_report(rank: int, outcome: Outcome, faults: str) -> str:
 def _stopped(outcome: Outcome) -> list[str]:
     """Says what each rank was doing that was stopped because of another; those that did the same share a line."""
     alike: dict[str, list[int]] = {}
-    for rank, state in states_of(outcome).items():
+    for rank, state in last_seen(outcome).items():
         if rank in outcome.missing:
             alike.setdefault(state, []).append(rank)
     lines = []
@@ -173,7 +173,7 @@ def hang_report(outcome: Outcome, timeout: float | None) -> str:
     return "\n".join([*lines, "", _table(outcome)])
 
 
-def states_of(outcome: Outcome) -> dict[int, str]:
+def last_seen(outcome: Outcome) -> dict[int, str]:
     """Rank -> what it was doing when the run was given up."""
     states = dict.fromkeys(outcome.ranks, "had returned")
     states |= dict.fromkeys(outcome.failed, "had raised") | dict.fromkeys(outcome.deaths, "had died")
@@ -261,12 +261,12 @@ def _is_in(rank: int, call: Call, outcome: Outcome) -> bool:
 def _excuse(rank: int, outcome: Outcome) -> str:
     if rank not in outcome.ranks:
         return "does not run this cell"
-    return states_of(outcome)[rank].replace("had ", "has ").replace("was ", "is ")
+    return last_seen(outcome)[rank].replace("had ", "has ").replace("was ", "is ")
 
 
 def _table(outcome: Outcome) -> str:
     rows = [("rank", "in", "group", "peer", "where")]
-    states = states_of(outcome)
+    states = last_seen(outcome)
     for rank in outcome.ranks:
         seen = outcome.whereabouts.get(rank)
         call = seen.blocked if seen else None

@@ -76,7 +76,8 @@ def start(
 ) -> None:
     """Starts the thread; it is called by the thread that it tells about.
 
-    pack: how its answers travel. look_at: opens the debugger on a frame
+    pack: how its answers travel
+    look_at: opens the debugger on a frame
     """
     given = control, recorder, running, threading.get_ident(), pack, look_at
     threading.Thread(target=_answer, args=given, daemon=True, name="watch").start()

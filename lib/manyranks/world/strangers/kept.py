@@ -73,7 +73,10 @@ class Asks(NamedTuple):
 
 @contextmanager
 def answering(given: Sequence[Any], folder: str, there: str) -> Iterator[list[Any]]:
-    """Inside, a thread answers the ranks' calls. Yields what each rank gets; folder: of the pipes, which ranks find `there`."""
+    """Inside, a thread answers the ranks' calls. Yields what each rank gets.
+
+    folder: of the pipes, which ranks find `there`
+    """
     gets, ends, over = list(given), [], threading.Event()
     with ExitStack() as stack:
         for rank, one in enumerate(given):

@@ -2,10 +2,10 @@
 
 import torch
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.few_ranks.ranks import OnRanks, bytes_sent, few
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.tensor import parallelize
-from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import Plan
 from manyranks.theory import tensor as theory
 from manyranks.training.config import GPTConfig
@@ -35,7 +35,7 @@ def tensor(values, ranks, say):
         Compared("a layer keeps, per rank", kept, max(world.run(_saved, how))),
     )
     where = f"a small GPT-2 layer on {t} ranks of this machine, in 16 bits, {tokens} tokens, nothing recomputed"
-    return Small(where, rows)
+    return SmallRun(where, rows)
 
 
 def _cut(how: dict) -> None:

@@ -3,8 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from manyranks.measure.compared import Compared, Small
-from manyranks.small.ranks import OnRanks, bytes_sent, few
+from manyranks.few_ranks.ranks import OnRanks, bytes_sent, few
+from manyranks.measure.compared import Compared, SmallRun
 
 _MOST = 2**24  # bytes
 
@@ -22,7 +22,7 @@ def hardware(values, ranks, say):
         Compared("sent by a rank", (n - 1) * piece, max(sent.values())),
         Compared("messages of a rank", n - 1, messages, "number"),
     )
-    return Small(f"{n} pieces of {piece:,} bytes around a ring of {n} ranks of this machine", rows)
+    return SmallRun(f"{n} pieces of {piece:,} bytes around a ring of {n} ranks of this machine", rows)
 
 
 def _around(piece: int) -> None:

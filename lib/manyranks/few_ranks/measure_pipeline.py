@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.few_ranks.ranks import OnRanks, bytes_sent, few
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.parallel.pipeline.program import Times, bubble, program
 from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import BACKWARD, Action, Pair, Schedule, named, singles
-from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import Transfer, replay
 
@@ -49,7 +49,7 @@ def pipeline(values, ranks, say):
         rows.append(Compared(f"sent by all, {written}", 2 * m * crossings * _ROWS * _WIDTH * 4, sent))
     size = f"{_ROWS * _WIDTH * 4:,} bytes"
     where = f"{p} ranks of this machine, {m} micro-batches of {size}; FLOPs and messages as F, I, W and message say"
-    return Small(where, tuple(rows))
+    return SmallRun(where, tuple(rows))
 
 
 class _ByWork(NamedTuple):

@@ -4,12 +4,12 @@ from functools import partial
 
 import torch
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.few_ranks.ranks import OnRanks
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.checkpoint_plan import run_plan
 from manyranks.parallel.checkpointing import checkpoint_segments
-from manyranks.small.ranks import OnRanks
 from manyranks.theory import checkpointing as plans
 from manyranks.theory import flops, memory, optimal_checkpoints
 from manyranks.theory.plan import Plan
@@ -40,7 +40,7 @@ def checkpointing(values, ranks, say):
     if count or strategy == "keep everything":
         each = memory.layer_activations(_SHAPE, _PLAN) + plans.statistics(_SHAPE, _PLAN)
         rows.insert(0, Compared("kept after forward", count * layer.output or n * each, kept))
-    return Small(f"{strategy}, {n} layers of one sequence on each of 2 ranks", tuple(rows))
+    return SmallRun(f"{strategy}, {n} layers of one sequence on each of 2 ranks", tuple(rows))
 
 
 def _plan(strategy: str, chain: list[plans.Layer]) -> list[plans.Action]:

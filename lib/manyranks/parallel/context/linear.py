@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyranks.parallel.collectives.messages import Group, Members, members
-from manyranks.parallel.context.checks import zeros_like
+from manyranks.parallel.context.ring import zeros_like
 
 CHUNK = 64  # tokens
 

@@ -47,6 +47,9 @@ def _reporter(write, flush, steps: int) -> Report:
 
 
 def line(step: int, steps: int, loss: float, rate: float) -> str:
-    """The line; rate: steps a second."""
+    """Writes the line.
+
+    rate: steps a second
+    """
     done = "━" * (_WIDTH * step // steps)
     return f"{done:─<{_WIDTH}} step {step}/{steps}  {loss:.3f} nats a byte  {rate:.1f} steps/s "

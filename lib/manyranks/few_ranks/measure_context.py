@@ -3,10 +3,10 @@
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.few_ranks.ranks import OnRanks, bytes_sent, few
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.context import ATTENTION
-from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import context as theory
 
 _HEADS, _KV_HEADS, _SIZE, _SHARD, _TILE = 8, 2, 32, 128, 32  # _SHARD: tokens of a rank
@@ -36,7 +36,7 @@ def context(values, ranks, say):
         Compared("kept per rank for backward", kept, max(world.run(_kept, *how))),
         Compared("work, slowest ÷ mean", theory.balance(work), n * max(flops) / sum(flops), "number"),
     )
-    return Small(f"{n} ranks of this machine, {variant}, {seq:,} tokens, {_HEADS} query heads, {_KV_HEADS} key/value", rows)
+    return SmallRun(f"{n} ranks of this machine, {variant}, {seq:,} tokens, {_HEADS} query heads, {_KV_HEADS} key/value", rows)
 
 
 def _attention(variant: str, causal: bool, layout: str, shape: tuple[int, int]) -> tuple:

@@ -97,7 +97,11 @@ class Curve:
         self.moving = [self._room, self._line, self._level, self._ring, self._numbers, self._title]
 
     def update(self, costs: Sequence[Cost | None], now: Cost | None, at: int | None, least: float = 0.0) -> None:
-        """Shows costs, and rings the one now. at: its degree's place; least: of the number that the axis shows at least."""
+        """Shows costs, and rings the one now.
+
+        at: its degree's place
+        least: of the number that the axis shows at least
+        """
         self._values = [nan if cost is None else self._of(cost) for cost in costs]
         known = [cost for cost in (*costs, now) if cost is not None]
         here = nan if now is None else self._of(now)

@@ -2,9 +2,9 @@
 
 from math import prod
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.few_ranks.ranks import OnRanks, bytes_sent
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.parallel.mesh import Mesh
-from manyranks.small.ranks import OnRanks, bytes_sent
 from manyranks.theory import Plan
 from manyranks.theory.nd import of_rank, payload
 from manyranks.training.config import GPTConfig, TrainingConfig
@@ -34,7 +34,7 @@ def nd(values, ranks, say):
         rows.append(Compared(f"payload on {name}", sum(theory[axis] for axis in shared), sent))
     rows.append(Compared("model states", of_rank(shape, plan).total, counted.results[0]))
     where = f"rank 0 of {plan.gpus} on this machine: {axes}, ZeRO-{plan.zero}, {plan.schedule}"
-    return Small(f"{where}; {shape.parameters:,} parameters in float32", tuple(rows))
+    return SmallRun(f"{where}; {shape.parameters:,} parameters in float32", tuple(rows))
 
 
 def _plan(values) -> Plan:

@@ -4,8 +4,8 @@ from importlib.util import find_spec
 
 import torch
 
-from manyranks.measure.compared import Compared, Small
-from manyranks.small.ranks import OnRanks
+from manyranks.few_ranks.ranks import OnRanks
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.theory import blocks
 
 _DTYPES = {2: torch.bfloat16, 4: torch.float32}
@@ -25,7 +25,7 @@ def kernels(values, ranks, say):
         Compared("sectors of a warp", blocks.sectors(stride, itemsize=itemsize), sectors, "number"),
         Compared("bytes of the product", blocks.product_bytes(n, n, n, tile, itemsize=itemsize), moved),
     )
-    return Small(f"a warp, and a product of {n} × {n} in tiles of {tile}, with {itemsize} bytes per element", rows)
+    return SmallRun(f"a warp, and a product of {n} × {n} in tiles of {tile}, with {itemsize} bytes per element", rows)
 
 
 def _count(stride: int, itemsize: int, tile: int) -> tuple[int, int]:

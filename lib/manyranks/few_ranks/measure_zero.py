@@ -4,11 +4,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.few_ranks.ranks import OnRanks, bytes_sent, few
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.parallel.data_parallel import BucketedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.zero import ZeroOptimizer
-from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import sharding
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, loss
@@ -40,7 +40,7 @@ def zero(values, ranks, say):
         Compared("optimizer states of a rank", theory.states, max(each[1] for each in held)),
         Compared("sent per rank per step", sent, max(bytes_sent(counted).values())),
     )
-    return Small(f"{values['stage']} on {n} ranks of this machine, {sum(units):,} parameters in float32", rows)
+    return SmallRun(f"{values['stage']} on {n} ranks of this machine, {sum(units):,} parameters in float32", rows)
 
 
 def _start(stage: int, shards: int) -> None:

@@ -2,9 +2,9 @@
 
 import torch
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.few_ranks.ranks import OnRanks, bytes_sent, few
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.parallel.data_parallel import BucketedDataParallel, OverlappedDataParallel
-from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, loss
 
@@ -26,7 +26,7 @@ def data_parallel(values, ranks, say):
         Compared("sent per rank per step", 2 * (n - 1) * 4 * parameters / n, sent),
         Compared("parameters and gradients of a rank", 8 * parameters, held),
     )
-    return Small(f"{n} ranks of this machine, {parameters:,} parameters in float32", rows)
+    return SmallRun(f"{n} ranks of this machine, {parameters:,} parameters in float32", rows)
 
 
 def _replica(overlap: bool) -> int:

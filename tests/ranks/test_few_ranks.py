@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from manyranks import World, show, small
-from manyranks.measure.compared import Compared, Small
+from manyranks import World, few_ranks, show
+from manyranks.few_ranks import ranks
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.show import page
-from manyranks.small import ranks
 
 # chapter -> values of its explorer, beside the defaults
 CHAPTERS = {
@@ -35,9 +35,9 @@ CHAPTERS = {
 @pytest.mark.few(8)
 @pytest.mark.parametrize(("chapter", "change"), [(name, change) for name, each in CHAPTERS.items() for change in each])
 def test_ranks_count_what_theory_says(chapter, change):
-    explorer = getattr(show, chapter).explorer(measure=getattr(small, chapter))
+    explorer = getattr(show, chapter).explorer(measure=getattr(few_ranks, chapter))
     heard = []
-    counted = getattr(small, chapter)(explorer.set(**change).values, lambda share, words: heard.append(share))
+    counted = getattr(few_ranks, chapter)(explorer.set(**change).values, lambda share, words: heard.append(share))
     for row in counted.rows:
         if row.unit == "seconds":  # a machine that does other things, too, takes any time
             assert min(row[1:3]) > 0, row
@@ -83,6 +83,6 @@ def test_bytes_that_a_system_does_not_count_are_not_theory_s():
     with World(2, backend="gloo") as world:
         counted = replace(world.measure(int), sent_bytes=None)
     assert all(map(math.isnan, ranks.bytes_sent(counted).values()))
-    shown = page.measured(Small("here", (Compared("sent", 8.0, math.nan),)), page.Said())
+    shown = page.measured(SmallRun("here", (Compared("sent", 8.0, math.nan),)), page.Said())
     assert "not counted on this system" in shown
     assert "theory 8 B" in shown

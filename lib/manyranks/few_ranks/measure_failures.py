@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from manyranks.measure.compared import Compared, Small
-from manyranks.small.ranks import OnRanks, few
+from manyranks.few_ranks.ranks import OnRanks, few
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.theory.failures import young
 from manyranks.timeline.failures import Failure, History, poisson, survive
 from manyranks.training.checkpoint import Checkpoints
@@ -41,7 +41,7 @@ def failures(values, ranks, say):
         Compared("steps done twice", again, done - _STEPS, "number"),
         Compared("steps in all", _STEPS + again, done, "number"),
     )
-    return Small(f"{world.size} ranks, {_STEPS} steps, a save every {every}, {len(history.failures)} ranks killed", rows)
+    return SmallRun(f"{world.size} ranks, {_STEPS} steps, a save every {every}, {len(history.failures)} ranks killed", rows)
 
 
 def _attempts(history: History) -> list[int]:

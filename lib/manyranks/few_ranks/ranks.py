@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 
-from manyranks.measure.compared import Small
+from manyranks.measure.compared import SmallRun
 from manyranks.world.counted.measurement import Measurement
 from manyranks.world.world import World
 
@@ -13,14 +13,14 @@ class OnRanks:
     """Calls run(values, ranks, say) and ends the ranks that it has asked for.
 
     run: gets the explorer's values by name; ranks(n), a World of n ranks; and say(share, words), which tells how far it is.
-        Returns a Small
+        Returns a SmallRun
     """
 
-    def __init__(self, run: Callable[[Mapping, Callable[[int], World], Callable[[float, str], None]], Small]):
+    def __init__(self, run: Callable[[Mapping, Callable[[int], World], Callable[[float, str], None]], SmallRun]):
         self._run, self._worlds, self._stopped, self._lock = run, [], False, threading.Lock()
         self.__doc__ = run.__doc__
 
-    def __call__(self, values: Mapping[str, object], say: Callable[[float, str], None] = lambda share, words: None) -> Small:
+    def __call__(self, values: Mapping[str, object], say: Callable[[float, str], None] = lambda share, words: None) -> SmallRun:
         """Raises what the run raises, and what a World raises when it's closed under way."""
         self._stopped = False
         try:

@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.few_ranks.ranks import OnRanks, bytes_sent, few
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.parallel import collectives as library
-from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory.collectives import rounds, sent_bytes
 
 _ELEMENTS = 720_720  # float32; 2 to 8 ranks cut it evenly
@@ -32,7 +32,7 @@ def collectives(values, ranks, say):
         Compared("sent by the busiest rank", max(theory), max(sent.values())),
         Compared("messages", sum(map(len, rounds(operation, _ELEMENTS, n, algorithm))), messages, "number"),
     )
-    return Small(f"{operation} by {algorithm}, {4 * _ELEMENTS:,} bytes, {n} ranks of this machine", rows)
+    return SmallRun(f"{operation} by {algorithm}, {4 * _ELEMENTS:,} bytes, {n} ranks of this machine", rows)
 
 
 def _run(name: str, operation: str) -> None:

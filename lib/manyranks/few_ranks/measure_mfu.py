@@ -2,10 +2,10 @@
 
 import torch
 
+from manyranks.few_ranks.ranks import OnRanks
 from manyranks.measure import machine, timing
-from manyranks.measure.compared import Compared, Small
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.measure.flops import WorkCounter
-from manyranks.small.ranks import OnRanks
 from manyranks.theory import flops
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.roofline import Roof
@@ -41,7 +41,7 @@ def mfu(values, ranks, say):
         points.append((name, counted / moved, counted / seconds))
     used = tokens * flops.per_token(shape, c.seq) / measured["step"][2] / roof.peak
     what = f"{sequences} × {c.seq} tokens, h = {c.hidden}, float32: MFU of the step {used:.0%}"
-    return Small(f"one rank of this machine, {what}", tuple(rows), (roof.peak, roof.bandwidth), tuple(points))
+    return SmallRun(f"one rank of this machine, {what}", tuple(rows), (roof.peak, roof.bandwidth), tuple(points))
 
 
 def _roof() -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """1F1B with one micro-batch's all-to-all beside another one's compute.
 
-    schedule = beside(p, m, v)
+    schedule = overlapped(p, m, v)
     whole = program(schedule, ranks=4, layers=2, bytes=65536)
     costs = Durations({"attention": 0.01, "experts": 0.02, …}, bandwidth=1e7)
     replayed = replay(whole, costs)
@@ -17,12 +17,8 @@ Source: Megatron-Core, megatron/core/models/common/model_chunk_schedule_plan.py;
 DeepSeek-V3, arXiv 2412.19437, section 3.2.1, which pairs them in DualPipe.
 """
 
-import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-
-import torch
-import torch.distributed as dist
 
 from manyranks.parallel.pipeline.schedules import (
     FORWARD,
@@ -35,20 +31,17 @@ from manyranks.parallel.pipeline.schedules import (
 from manyranks.timeline import (
     Collective,
     Compute,
-    Costs,
     Instruction,
     Program,
     Recv,
     Send,
-    Span,
     Wait,
 )
-from manyranks.timeline.spans import COMMUNICATION, COMPUTE
 
 WORK = ("attention", "experts", "attention's backward", "experts' backward")
 
 
-def beside(p: int, m: int, v: int = 1) -> Schedule:
+def overlapped(p: int, m: int, v: int = 1) -> Schedule:
     """Makes 1F1B whose every forward, once warmed up, runs beside a backward.
 
     p, m, v: pipeline ranks, micro-batches, stages a rank
@@ -114,22 +107,29 @@ def _of_rank(
         together = pairs and len(actions) == 2
         for parts in [actions] if together else [(action,) for action in actions]:
             for action in parts:
-                yield from _messages(schedule, action, rank, place, e, bytes, Recv)
+                yield from _received(schedule, action, rank, place, e, bytes)
             ways = [_layer(action, moved) for action in parts]
             yield from chain.from_iterable((_merged if together else _alone)(*ways, layers))
             for action in parts:
-                yield from _messages(schedule, action, rank, place, e, bytes, Send)
+                yield from _sent(schedule, action, rank, place, e, bytes)
 
 
-def _messages(schedule, action: Action, rank: int, place: int, e: int, bytes: float, kind):
-    """Yields a message from the stage before, or to the one after; backward the reverse."""
-    step = 1 if (action.kind == FORWARD) == (kind is Send) else -1
-    if 0 <= action.stage + step < schedule.stages:
-        other = schedule.placement[action.stage + step]
-        tag = action.kind, action.microbatch, max(action.stage, action.stage + step)
-        if other != rank:
-            handle = {"handle": tag} if kind is Send else {}
-            yield kind(other * e + place, bytes, tag, **handle)
+def _received(
+    schedule: Schedule, action: Action, rank: int, place: int, e: int, bytes: float
+) -> Iterator[Recv]:
+    """Yields the message from another rank that the action waits for, if there is one."""
+    message = schedule.uses(action)
+    if message is not None and (sender := schedule.sender(message)) != rank:
+        yield Recv(sender * e + place, bytes, tag=message)
+
+
+def _sent(
+    schedule: Schedule, action: Action, rank: int, place: int, e: int, bytes: float
+) -> Iterator[Send]:
+    """Yields the message to another rank that the action makes, if there is one."""
+    message = schedule.makes(action)
+    if message is not None and (receiver := schedule.receiver(message)) != rank:
+        yield Send(receiver * e + place, bytes, tag=message, handle=message)
 
 
 def _layer(action: Action, moved) -> tuple[Instruction, ...]:
@@ -168,90 +168,3 @@ def _merged(
     for _ in range(layers):
         for moved, computed in turns:
             yield [moved, computed, Wait(moved.handle)]
-
-
-def carried_out(whole: Program, costs: Costs) -> list[Span]:
-    """Runs a Program on real ranks that sleep as long as its instructions take.
-
-    All ranks of the default group, gloo's, call it, one for each of the Program's. Messages
-    are real and carry the time at which they were issued, so that who waits for whom is
-    real, too; what they take on a wire is slept. Returns this rank's spans, see
-    program.timeline(). Raises ValueError for another number of ranks.
-    """
-    rank, n = dist.get_rank(), dist.get_world_size()
-    if n != len(whole.ranks):
-        raise ValueError(f"a Program of {len(whole.ranks)} ranks on {n}: start as many")
-    all_ = list(chain.from_iterable(whole.ranks))
-    kinds = dict.fromkeys(one.group for one in all_ if isinstance(one, Collective))
-    groups = {ranks: dist.new_group(ranks) for ranks in kinds}
-    tags = {one.tag: k for k, one in enumerate(all_) if type(one) in (Send, Recv)}
-    dist.barrier()
-    return _Rank(rank, costs, groups, tags).run(whole.ranks[rank])
-
-
-class _Rank:
-    """A rank's sleep. ends: when each channel is free again."""
-
-    def __init__(self, rank: int, costs: Costs, groups: dict, tags: dict[Hashable, int]):
-        self.rank, self.costs, self.groups, self.tags = rank, costs, groups, tags
-        self.spans: list[Span] = []
-        self.under_way: dict[Hashable, tuple] = {}
-        self.ends: dict[Hashable, float] = {}
-
-    def run(self, instructions: Sequence[Instruction]) -> list[Span]:
-        for one in instructions:
-            if isinstance(one, Compute):
-                started = time.perf_counter()
-                _until(started + self.costs.compute(self.rank, one.work))
-                self._note(COMPUTE, one.name, started, time.perf_counter())
-            elif isinstance(one, Wait):
-                self._finish(one.handle)
-            else:
-                self._start(one)
-                if getattr(one, "handle", None) is None:
-                    self._finish(None)
-        for handle in list(self.under_way):
-            self._finish(handle)
-        return self.spans
-
-    def _start(self, one: Collective | Send | Recv) -> None:
-        self._finish(one.handle)  # whoever issues a handle again has no use for the old one
-        if isinstance(one, Collective):
-            now = _stamps(len(one.group), time.perf_counter())
-            stamps, group = torch.empty_like(now), self.groups[one.group]
-            work = dist.all_to_all_single(stamps, now, group=group, async_op=True)
-            cost = self.costs.collective(one.op, one.bytes, one.group)
-            what = one.name or one.op, one.group
-        elif isinstance(one, Send):
-            cost = self.costs.message(self.rank, one.to, one.bytes)
-            started = max(time.perf_counter(), self.ends.get(one.to, 0.0))
-            self.ends[one.to] = started + cost.seconds
-            stamps, what = _stamps(1, started), (f"to {one.to}", None)
-            work = dist.isend(stamps, one.to, tag=self.tags[one.tag])
-        else:
-            cost = self.costs.message(one.source, self.rank, one.bytes)
-            stamps, what = _stamps(1, 0.0), (f"from {one.source}", None)
-            work = dist.irecv(stamps, one.source, tag=self.tags[one.tag])
-        self.under_way[one.handle] = *what, work, stamps, cost.seconds
-
-    def _finish(self, handle: Hashable) -> None:
-        if handle not in self.under_way:
-            return
-        name, group, work, stamps, seconds = self.under_way.pop(handle)
-        work.wait()
-        started = max(*stamps.tolist(), self.ends.get(group, 0.0))
-        if group:
-            self.ends[group] = started + seconds
-        _until(started + seconds)
-        self._note(COMMUNICATION, name, started, started + seconds)
-
-    def _note(self, kind: str, name: str, started: float, finished: float) -> None:
-        self.spans.append(Span(self.rank, kind, name, started, finished))
-
-
-def _until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.perf_counter()))
-
-
-def _stamps(count: int, moment: float) -> torch.Tensor:
-    return torch.full((count,), moment, dtype=torch.float64, device="cpu")

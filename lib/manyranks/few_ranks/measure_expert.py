@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.measure.compared import Compared, Small
+from manyranks.few_ranks.ranks import OnRanks, bytes_sent, few
+from manyranks.measure.compared import Compared, SmallRun
 from manyranks.parallel.expert import Experts, Routing, choose, one_hop, two_hops
-from manyranks.small.ranks import OnRanks, bytes_sent, few
 from manyranks.theory import expert as theory
 from manyranks.theory.plan import most_imbalance
 
@@ -34,11 +34,14 @@ def expert(values, ranks, say):
     loads = theory.of_ranks(theory.counts(routing, EXPERTS), n)
     where = f"{n} ranks of this machine, {NODES} nodes, etp = 1, {TOKENS} tokens per rank"
     where += f", fullest ÷ mean {theory.imbalance(loads):.2f}"
-    return Small(where, tuple(rows))
+    return SmallRun(where, tuple(rows))
 
 
 def _start(full: float, limited: bool) -> tuple[list[list[int]], int]:
-    """This rank's choices, and the bytes of its experts. full: the fullest rank's load ÷ the mean."""
+    """This rank's choices, and the bytes of its experts.
+
+    full: the fullest rank's load ÷ the mean
+    """
     n, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(rank)
     mesh = init_device_mesh("cpu", (NODES, n // NODES), mesh_dim_names=("nodes", "inside"))
@@ -51,7 +54,10 @@ def _start(full: float, limited: bool) -> tuple[list[list[int]], int]:
 
 
 def _choices(full: float, own: int, limited: bool) -> torch.Tensor:
-    """Each token's experts at random, full · K · own/E of them on rank 0; limited: all on one of the nodes."""
+    """Each token's experts at random, full · K · own/E of them on rank 0.
+
+    limited: all on one of the nodes
+    """
     scores_TE = torch.rand(TOKENS, EXPERTS)
     if full > 1:
         there_T = (torch.arange(TOKENS + 1) * full * TOP_K * own / EXPERTS).floor().diff()  # 1.5 means 1, 2, 1, 2, …
