@@ -77,7 +77,7 @@ ALSO = {  # modules that take more than their package: those of the theory compu
     "manyranks.measure.kernel": {"numpy"},
     "manyranks.measure.interpreter": {"numpy", "triton", "manyranks.lazy.Missing"}
     | {f"triton.runtime.interpreter.{name}" for name in ("GridExecutor", "InterpretedFunction", "InterpreterBuilder")}
-    | {f"triton.runtime.interpreter.{name}" for name in ("ASTTransformer", "TensorHandle", "_convert_float")}
+    | {f"triton.runtime.interpreter.{name}" for name in ("ASTTransformer", "TensorHandle", "_convert_float", "_get_np_dtype")}
     | {"triton.language", "triton.runtime.jit.JITFunction"},
 }
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}

@@ -80,7 +80,7 @@ InterpreterBuilder.create_dot = _mend(InterpreterBuilder.create_dot)
 
 
 def _undefined(load):
-    """Without `other`, what a masked lane gets is undefined. The interpreter gives 0, which hides that; NaN shows it."""
+    """Gives masked lanes NaN where a load has no `other`: what they get is undefined, and the interpreter's 0 would hide it."""
 
     def create_masked_load(self, pointers, mask, other, *rest):
         dtype = pointers.get_element_ty()
