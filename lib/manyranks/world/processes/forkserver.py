@@ -67,7 +67,7 @@ def serve(fd: int, folder: str, strangers: bool, scratch: str, once: tuple[str, 
                 until_large -= _reap(ranks)
                 if until_large <= 0 and not ranks:  # so that no run is disturbed
                     until_large = sys.maxsize
-                    _into_large_pages()
+                    into_large_pages()
                 if notebook in ready and not _answer(notebook, ranks, (wake, woken), recorder):
                     break
         finally:
@@ -171,7 +171,7 @@ def _reap(ranks: dict[int, int]) -> int:
     return there - len(ranks)
 
 
-def _into_large_pages() -> None:
+def into_large_pages() -> None:
     """Moves this process's memory into pages of 2 MiB, where Linux 6.1 or later can: a fork copies an entry for each page.
 
     To start and to end a rank takes a quarter of the processor's time then. A rank still copies only the 4 KiB that it changes.
