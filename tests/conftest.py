@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -197,6 +198,12 @@ def wait_until(condition, seconds: float) -> bool:
 
 def pids(world) -> list[int]:
     return world.run(os.getpid)
+
+
+def free_port() -> int:
+    """A port that nobody has taken so far."""
+    with socket.create_server(("localhost", 0)) as free:
+        return free.getsockname()[1]
 
 
 def start_script(source: str) -> subprocess.Popen:

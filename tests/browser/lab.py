@@ -32,7 +32,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import BrowserContext, Locator, Page, expect, sync_playwright
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARTIFACTS = ROOT / "artifacts"
@@ -321,7 +321,7 @@ def _server(folder: Path, work: Path, token: str) -> Iterator[str]:
         path = folder / "LAB_SETTINGS_DIR" / f"{plugin}.jupyterlab-settings"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "jupyterlab", *_SERVER, f"--port={_free_port()}"]
+    command = [sys.executable, "-m", "jupyterlab", *_SERVER, f"--port={free_port()}"]
     command += ["--allow-root"] if os.getuid() == 0 else []
     log = folder / "server.log"
     with log.open("w") as out:
@@ -343,12 +343,6 @@ def _environment(folder: Path, token: str) -> dict[str, str]:
     own = {f"JUPYTER{'' if name.startswith('LAB') else '_'}{name}": str(folder / name) for name in _FOLDERS}
     course = {"JUPYTER_CONFIG_PATH": str(ROOT / "docs" / "jupyter"), "IPYTHONDIR": str(folder / "ipython")}
     return kept | own | course | {"JUPYTER_TOKEN": token}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _address(process: subprocess.Popen, runtime: Path, log: Path) -> str:

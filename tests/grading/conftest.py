@@ -6,9 +6,16 @@ from functools import cache
 import pytest
 
 from manyranks.grade import answers, trial
+from manyranks.world.processes.forkserver import into_large_pages
 from manyranks.world.world import World
 
 _SHARED = (1, 2, 3, 4)  # ranks; larger worlds are for new groups, which some answers leave in a state of their own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def large_pages():
+    """Each submission is judged in a fork of this process, of which another fork looks at the disk."""
+    into_large_pages()
 
 
 @pytest.fixture(scope="module")

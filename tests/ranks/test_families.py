@@ -14,7 +14,6 @@ from importlib.resources import files
 from itertools import combinations, product
 from typing import NamedTuple
 
-import nbformat
 import pytest
 import torch
 import torch.distributed as dist
@@ -224,6 +223,8 @@ def test_the_page_says_which_models_can_be_cut_and_dealt(world_of, family):
 
 
 def test_the_page_says_what_this_table_found_and_what_the_page_trains_itself():
+    import nbformat  # takes a second, in each rank that imports this file
+
     axes = {"data": ["DDP"], "ZeRO": ["ZeRO-1", "ZeRO-2", "ZeRO-3"], "FSDP": ["FSDP", "FSDP by layers"]}
     rows, trains = written(), {(row.family, row.wrapper) for row in ROWS}
     assert [(family, row["what"]) for family, row in rows.items()] == [(name, family.what) for name, family in FAMILIES.items()]
@@ -232,6 +233,7 @@ def test_the_page_says_what_this_table_found_and_what_the_page_trains_itself():
             assert (row[axis] == "yes") == trains.issuperset(product([family], wrappers)), (family, axis)
     by_hand = {(family, axis) for family, row in rows.items() for axis, word in row.items() if word == "by hand"}
     assert by_hand == {("Llama", "pipeline"), ("Llama", "context"), ("OPT", "tensor")}  # OPT: see test_foreign.py
+
     page = code(nbformat.read(OWN, as_version=4))
     for call in ("Pipeline(", "ring_attention("):
         (cell,) = [cell for cell in page if call in cell.source]

@@ -1,12 +1,17 @@
 """When the notebook's process ends, however it ends, so do its ranks; and they listen on the loopback only."""
 
+import mmap
 import os
+import re
 import signal
+import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+import torch.distributed as dist
 from jupyter_client.manager import start_new_kernel
 
 import manyranks as mr
@@ -42,6 +47,19 @@ os.wait()
 print(world.run(abs, -1), flush=True)
 raise ValueError
 """
+
+
+def large_pages() -> bool:
+    """Whether Linux moves memory into large pages when it's asked to."""
+    if sys.platform != "linux":
+        return False
+    with mmap.mmap(-1, 2**23, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = b"1" * len(memory)
+        try:
+            memory.madvise(25)  # MADV_COLLAPSE
+        except OSError:
+            return False
+    return True
 
 
 def started(then: str):
@@ -179,3 +197,12 @@ def test_what_a_rank_starts_ends_with_it(world):
     children = world.run(child)
     world.close()
     assert wait_until(lambda: all(gone(pid) for pid in children), 20)
+
+
+@pytest.mark.skipif(not large_pages(), reason="needs Linux 6.1")
+def test_after_some_ranks_the_forkserver_has_large_pages_and_ranks_start_as_before():
+    for _ in range(7):
+        with mr.World(3, backend="gloo") as world:
+            assert world.run(lambda: dist.get_rank()) == [0, 1, 2]
+    found = Path(f"/proc/{the_forkserver().pid}/smaps_rollup").read_text()
+    assert int(re.search(r"AnonHugePages: +(\d+) kB", found)[1]) > 100_000

@@ -6,7 +6,6 @@ import re
 import socket
 from pathlib import Path
 
-import nbformat
 import pytest
 
 import manyranks as mr
@@ -16,7 +15,6 @@ from manyranks.world.notebook import live
 from manyranks.world.notebook.output import Output
 from manyranks.world.processes import handle
 from manyranks.world.rank.shown import MARK, MOST, Shown
-from tests.notebooks.execute import run
 
 CELLS = {
     "start": "import manyranks as mr\n%load_ext manyranks\nworld = mr.World(2)",
@@ -62,6 +60,10 @@ STRIPS = ("slow", "hang", "fails")
 @pytest.fixture(scope="module")
 def outputs():
     """Outputs of each of CELLS, as a notebook keeps them."""
+    import nbformat  # takes a second, in each rank that imports this file
+
+    from tests.notebooks.execute import run
+
     cells = {name: nbformat.v4.new_code_cell(source) for name, source in CELLS.items()}
     notebook = nbformat.v4.new_notebook(cells=list(cells.values()))
     before = os.environ.pop("MANYRANKS_SETTINGS", None)  # "off" shows nothing that is not the same in each run

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from manyranks.training.__main__ import main
 from manyranks.world.processes.local import loopback
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 
 SMALL = ["--layers", "2", "--hidden", "32", "--seq", "32", "--batch", "4", "--dp", "1", "--tp", "2", "--heads", "4"]
 STAND_INS = {
@@ -57,9 +56,12 @@ def nodes(tmp_path, monkeypatch):
 
 def here(command: str, folder: Path) -> str:
     """The command with this machine's ports, folder and processors, and with a trainer that loses a rank."""
-    with socket.create_server(("localhost", 0)) as free:
-        port = str(free.getsockname()[1])
-    changes = {r"\bnode0:": "localhost:", r"29500": port, r"-per-node 8\b": "-per-node 1", r"/shared/run": str(folder)}
+    changes = {
+        r"\bnode0:": "localhost:",
+        r"29500": str(free_port()),
+        r"-per-node 8\b": "-per-node 1",
+        r"/shared/run": str(folder),
+    }
     for there, instead in changes.items():
         command = re.sub(there, instead, command)
     assert "-m manyranks.training" in command
