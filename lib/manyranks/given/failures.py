@@ -2,7 +2,7 @@
 
 import builtins
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
@@ -150,15 +150,17 @@ class Checkpoints(NamedTuple):
 
     harms: from the newest on, what is wrong with each, "" for nothing; in the newest it's the last file
     files: of each checkpoint
+    size: bytes of a file
     """
 
     harms: tuple[str, ...]
     files: int
+    size: int = 4000
 
     def __str__(self) -> str:
         said = {"": "whole", "missing": "a file missing", "cut": "a file cut short", "longer": "a file too long"}
         harms = ", ".join(said.get(harm, "a flipped bit") for harm in self.harms)
-        return f"{self.files} files each, newest to oldest: {harms}"
+        return f"{self.files} files each, of {self.size:,} bytes, newest to oldest: {harms}"
 
     def made(self, seed: int) -> tuple[dict[str, dict[str, File]], dict[str, bytes]]:
         """Returns the manifests, and what lies on the disk."""
@@ -171,7 +173,7 @@ class Checkpoints(NamedTuple):
             if random.random() < 0.5:  # a save that was broken off: it says nothing of the other files
                 disk[f"{FOLDER}/{name}-rank-{random.randrange(self.files)}.bin.tmp"] = random.randbytes(random.randrange(4000))
             for k in range(self.files):
-                path, data = f"{FOLDER}/{name}-rank-{k}.bin", random.randbytes(4000)
+                path, data = f"{FOLDER}/{name}-rank-{k}.bin", random.randbytes(self.size)
                 manifests.setdefault(name, {})[path] = File(len(data), zlib.crc32(data))
                 if k == hit and harm:
                     at = random.randrange(len(data))
@@ -190,10 +192,12 @@ CHECKPOINTS = (
 )
 
 
-def drawn_checkpoints(random: Random) -> list[Checkpoints]:
-    """Returns some with another answer each, as many checkpoints as in the notebook's cases, and another number of files."""
+def drawn_checkpoints(random: Random) -> Callable[[int], list[Checkpoints]]:
+    """Lists those of n ranks: as many checkpoints as in the notebook's cases, with other answers, and one of large files."""
     cases = zip(random.sample(range(6), 3), random.sample((3, 7, 9), 3), strict=True)  # 3: fewer than ranks
-    return [Checkpoints((*random.choices(HARM, k=k), "", *random.choices(("", *HARM), k=5 - k)), files) for k, files in cases]
+    found = [Checkpoints((*random.choices(HARM, k=k), "", *random.choices(("", *HARM), k=5 - k)), files) for k, files in cases]
+    large = 2**20 + random.randint(1, 2**16)  # bytes: more than is read at once
+    return lambda n: [*found, Checkpoints(("",), n, large)]
 
 
 class Odd(NamedTuple):
