@@ -39,7 +39,8 @@ def _saved(own: tuple, function: Callable, watch: Watch) -> dict:
 
     with (one := Disk(before, contents, watch.folder)).mounted(function):
         function(PATH, [*new])
-    runs = [(FOLDER, one.halfway, newer, {}), (folder, {}, new, {"look": second}), (FOLDER, before, new, {"full": True})]
+    runs = [(FOLDER, one.halfway, newer, {"trouble": "short"}), (folder, {}, new, {"look": second})]
+    runs += [(FOLDER, before, new, {"trouble": "full"})]
     for where, files, parts, more in runs:
         with (disk := Disk(files, contents, watch.folder, folder=where, **more)).mounted(function):
             errors.append(error_of(function, f"{where}/rank-0.bin", [*parts]))
