@@ -215,7 +215,7 @@ class Odd(NamedTuple):
 
     def made(self, rank: int, ranks: int, seed: int) -> list[Tensor]:
         """Returns a rank's parameters."""
-        draw = generator(seed, "replicas")
+        draw, places = generator(seed, "replicas"), drawn(seed, self, ranks)
         big = torch.randn(40, 30, generator=draw)
         parts = [
             big.T,
@@ -224,24 +224,26 @@ class Odd(NamedTuple):
             torch.zeros(5),
         ]
         parts += [*torch.randn(2, 6, generator=draw)]
-        parts[1][7] = float("nan")
-        odd = drawn(seed, self).sample(range(ranks), self.replicas)
+        nan, another = places.sample(range(501), 2)
+        parts[1][nan] = float("nan")
+        odd = places.sample(range(ranks), min(self.replicas, ranks))
+        first, i = places.randrange(40), places.randrange(29)
         if rank in odd and self.wrong:
-            row, i = big[3 + (0 if self.alike else odd.index(rank))], int(torch.randint(29, (1,), generator=draw))
+            row = big[(first + (0 if self.alike else odd.index(rank))) % 40]
             if self.wrong == _SIGN:
-                parts[3][2] = -0.0
+                parts[3][places.randrange(5)] = -0.0
             elif self.wrong == _TWO_ELEMENTS:
                 row[[i, i + 1]] = row[[i + 1, i]]
             elif self.wrong == "two tensors swapped":
                 parts[4:] = parts[:3:-1]
             elif self.wrong == "a NaN with other bits":
-                parts[1].view(torch.int16)[7] ^= 1
+                parts[1].view(torch.int16)[nan] ^= 1
             elif self.wrong == "another lowest bit in an int64":
-                parts[2][3] ^= 1
+                parts[2][places.randrange(7)] ^= 1
             elif self.wrong == "a NaN":
-                parts[1][i + 8] = float("nan")
+                parts[1][another] = float("nan")
             else:
-                row.view(torch.int32)[i] ^= 1
+                row.view(torch.int32)[i + places.randrange(2)] ^= 1
         return parts
 
 
@@ -265,8 +267,8 @@ def no_salt() -> Iterator[None]:
 _ONE_BIT, _TWO_ELEMENTS, _SIGN = "another lowest bit in one element", "two elements swapped", "another sign of a zero"
 ODDS = (
     *(Odd(""), Odd(_ONE_BIT), Odd("another lowest bit in an int64"), Odd(_TWO_ELEMENTS), Odd("two tensors swapped")),
-    *(Odd(_SIGN), Odd("a NaN"), Odd("a NaN with other bits"), Odd("another lowest bit, each in another element", 2)),
-    Odd(_ONE_BIT, 2, alike=True),
+    *(Odd(_SIGN), Odd("a NaN"), Odd("a NaN with other bits"), Odd(_ONE_BIT, 2, alike=True)),
+    *(Odd("another lowest bit, each in another element", 2), Odd("another lowest bit, each in another element", 3)),
 )
 
 # Task 6
