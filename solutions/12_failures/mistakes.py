@@ -51,7 +51,9 @@ def with_pathlib(path, parts):
     name = Path(path).with_name(f"{Path(path).name}.{uuid.uuid4().hex}")
     try:
         with name.open("wb", buffering=0) as file:
-            file.write(b"".join(parts))
+            left = b"".join(parts)
+            while left:
+                left = left[file.write(left) :]
             os.fsync(file)
     except OSError:
         name.unlink()
@@ -73,16 +75,19 @@ def with_tempfile(path, parts):
     sync()
 
 @also_right("atomic_save")
-def with_descriptors(path, parts):
-    number = os.open(f"{path}-new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for part in parts:
-        os.write(number, part)
-    os.fsync(number)
-    os.close(number)
-    os.replace(f"{path}-new", path)
-    folder = os.open(os.path.split(path)[0], os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+class WithDescriptors(AtomicSave):
+    def __call__(self, path, parts):
+        number = os.open(f"{path}-new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for part in parts:
+            self.write(number, part)
+        os.fsync(number)
+        os.close(number)
+        self.publish(f"{path}-new", path)
+        self.fsync_folder(path)
+
+    def write(self, number, part):
+        while part:
+            part = part[os.write(number, part) :]
 
 slip("atomic_save", "InPlace", 0,
     "the old checkpoint is emptied before the new one is written: write under another name, then rename", AtomicSave,
@@ -130,6 +135,10 @@ slip("atomic_save", "OneNameForAll", 4.25,
 def swallows_errors(path, parts):
     with suppress(OSError):
         AtomicSave()(path, parts)
+
+slip("atomic_save", "TakesShortWrites", 4.25,
+    "write returns how many bytes it has written, and that may be fewer than you gave it: write the rest, until none is left",
+    WithDescriptors, write=lambda self, number, part: os.write(number, part))
 
 @mistake("atomic_save", says="while the file is open")
 class FsyncOfAClosedFile(AtomicSave):

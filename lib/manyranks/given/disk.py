@@ -20,11 +20,18 @@ from manyranks.measure.audit import audited
 from manyranks.measure.journal import Stopped
 
 FOLDER = "/checkpoints"
-_CALLS = "open replace rename unlink remove listdir mkdir fsync fdatasync sync"
+_CALLS = "open write replace rename unlink remove listdir mkdir fsync fdatasync sync"
 _READS = "stat lstat access chmod truncate utime"  # these take a path, and change nothing that the record doesn't see
 _REFUSED = "link symlink statvfs rmdir scandir mkfifo mknod"
 _BUFFER = 8192  # bytes that Python keeps: file systems ask for more, and for less than a part of a save
 _new = count()  # of files that are made, in this process
+
+
+class _Unbuffered(io.FileIO):
+    """A file that Python doesn't buffer."""
+
+    def write(self, data: Any) -> int:
+        return os.write(self.fileno(), data)
 
 
 class Disk:
@@ -32,17 +39,18 @@ class Disk:
 
     contents: all that files have held, each once; records of several disks share it; None for no record.
     notes: a folder; beside it is another one for all disks of this process, which goes where the notes go.
-    full: whether a file's fsync finds no room; folder: its name.
+    trouble: "full" where a file's fsync finds no room, "short" where the first write that Python doesn't buffer ends halfway.
+    folder: its name.
     look: called before each fsync, rename and removal.
     steps: what was done, "" before it is; to which file; name -> its file, and the number of what that holds.
     opened: bytes of the files that were opened to be read.
     """
 
     def __init__(
-        self, files: dict[str, bytes], contents: list | None, notes: str, full=False, look=lambda: None, folder: str = FOLDER
+        self, files: dict[str, bytes], contents: list | None, notes: str, trouble="", look=lambda: None, folder: str = FOLDER
     ):
         self.steps: list[tuple[str, str, dict[str, tuple[str, int]]]] = []
-        self.opened, self._contents, self._full, self._look, self._ours = 0, contents, full, look, False
+        self.opened, self._contents, self._trouble, self._look, self._ours = 0, contents, trouble, look, False
         self._folder, self._home = folder, os.path.join(os.path.dirname(notes), f"disk-{os.getpid()}")
         os.makedirs(self._home, mode=0o700, exist_ok=True)
         self._names = {path: os.path.join(self._home, f"given-{i}") for i, path in enumerate(files)}
@@ -143,6 +151,8 @@ class Disk:
         if "b" not in mode:
             raise Stopped(f"open({file!r:.60}, {mode!r}) is for text", "a checkpoint is bytes: open(path, 'wb')")
         makes, reads = bool({*mode} & {*"wax"}), bool({*mode} & {*"r+"})
+        if buffering == 0:
+            return self._reached(own, makes, reads, lambda place: _Unbuffered(place, mode))
         return self._reached(own, makes, reads, lambda place: real(place, mode, buffering, *args, **kwargs))
 
     def _open(self, real, path, flags, *args, **kwargs):
@@ -161,17 +171,27 @@ class Disk:
             raise Stopped(f"os.{name} doesn't reach this disk", "use the calls that the text lists")
         return real(*args, **kwargs)
 
+    def _place_of(self, number: int) -> str:
+        """Returns which of our files, or the folder, is open under this number, else an empty name."""
+        opened = os.fstat(number)
+        places = (self._home, *self._names.values())
+        return next((place for place in places if os.path.samestat(os.stat(place), opened)), "")
+
+    def _write(self, real, number, data):
+        if self._trouble == "short" and self._place_of(number):
+            self._trouble = ""
+            data = bytes(data)[: (len(data) + 1) // 2]
+        return real(number, data)
+
     def _fsync(self, real, number):
         number = number if isinstance(number, int) else number.fileno()
-        opened = os.fstat(number)
-        ours = [place for place in (self._home, *self._names.values()) if os.path.samestat(os.stat(place), opened)]
-        if not ours:
+        if not (place := self._place_of(number)):
             return real(number)
         self._before()
-        if self._full and ours[0] != self._home:
-            self._note("refused", ours[0])
+        if self._trouble == "full" and place != self._home:
+            self._note("refused", place)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return self._note("fsync of the folder" if ours[0] == self._home else "fsync", ours[0])
+        return self._note("fsync of the folder" if place == self._home else "fsync", place)
 
     _fdatasync = _fsync
 

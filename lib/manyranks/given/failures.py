@@ -148,15 +148,17 @@ class Checkpoints(NamedTuple):
 
     harms: from the newest on, what is wrong with each, "" for nothing; in the newest it's the last file
     files: of each checkpoint
+    size: bytes of a file
     """
 
     harms: tuple[str, ...]
     files: int
+    size: int = 4000
 
     def __str__(self) -> str:
         said = {"": "whole", "missing": "a file missing", "cut": "a file cut short", "longer": "a file too long"}
         harms = ", ".join(said.get(harm, "a flipped bit") for harm in self.harms)
-        return f"{self.files} files each, newest to oldest: {harms}"
+        return f"{self.files} files each, of {self.size:,} bytes, newest to oldest: {harms}"
 
     def made(self, seed: int) -> tuple[dict[str, dict[str, File]], dict[str, bytes]]:
         """Returns the manifests, and what lies on the disk."""
@@ -169,7 +171,7 @@ class Checkpoints(NamedTuple):
             if random.random() < 0.5:  # a save that was broken off: it says nothing of the other files
                 disk[f"{FOLDER}/{name}-rank-{random.randrange(self.files)}.bin.tmp"] = random.randbytes(random.randrange(4000))
             for k in range(self.files):
-                path, data = f"{FOLDER}/{name}-rank-{k}.bin", random.randbytes(4000)
+                path, data = f"{FOLDER}/{name}-rank-{k}.bin", random.randbytes(self.size)
                 manifests.setdefault(name, {})[path] = File(len(data), zlib.crc32(data))
                 if k == hit and harm:
                     at = random.randrange(len(data))
@@ -188,10 +190,12 @@ CHECKPOINTS = (
 )
 
 
-def drawn_checkpoints(random: Random) -> list[Checkpoints]:
-    """Returns some with another answer each, as many checkpoints as in the notebook's cases, and another number of files."""
+def drawn_checkpoints(random: Random) -> Callable[[int], list[Checkpoints]]:
+    """Lists those of n ranks: as many checkpoints as in the notebook's cases, with other answers, and one of large files."""
     cases = zip(random.sample(range(6), 3), random.sample((3, 7, 9), 3), strict=True)  # 3: fewer than ranks
-    return [Checkpoints((*random.choices(HARM, k=k), "", *random.choices(("", *HARM), k=5 - k)), files) for k, files in cases]
+    found = [Checkpoints((*random.choices(HARM, k=k), "", *random.choices(("", *HARM), k=5 - k)), files) for k, files in cases]
+    large = 2**20 + random.randint(1, 2**16)  # bytes: more than is read at once
+    return lambda n: [*found, Checkpoints(("",), n, large)]
 
 
 class Odd(NamedTuple):
@@ -209,29 +213,31 @@ class Odd(NamedTuple):
 
     def made(self, rank: int, ranks: int, seed: int) -> list[Tensor]:
         """Returns a rank's parameters."""
-        draw = generator(seed, "replicas")
+        draw, places = generator(seed, "replicas"), drawn(seed, self, ranks)
         big = torch.randn(40, 30, generator=draw)
         halves, whole = torch.randn(501, generator=draw).bfloat16(), torch.arange(7) + 2**60 + drawn(seed).randrange(1000)
-        halves[7] = torch.nan
+        nan = places.randrange(501)
+        halves[nan] = torch.nan
         parts = [big.T, halves, whole, torch.zeros(5), *torch.randn(2, 6, generator=draw)]
-        odd = drawn(seed, self).sample(range(ranks), self.replicas)
+        odd = places.sample(range(ranks), min(self.replicas, ranks))
+        first, i = places.randrange(40), places.randrange(29)
         if rank in odd and self.wrong:
-            row, i = big[3 + (0 if self.alike else odd.index(rank))], int(torch.randint(29, (1,), generator=draw))
-            _WRONG[self.wrong](parts, row, i)
+            row = big[(first + (0 if self.alike else odd.index(rank))) % 40]
+            _WRONG[self.wrong](parts, row, i, nan)
         return parts
 
 
 _ONE_BIT = "another lowest bit in one element"
-_WRONG = {  # how a replica goes wrong: its parameters, a row of the first of them, an element of that
-    _ONE_BIT: lambda parts, row, i: row.view(torch.int32)[i].bitwise_xor_(1),
-    "another lowest bit in an int64": lambda parts, row, i: parts[2][3].bitwise_xor_(1),
-    "two elements swapped": lambda parts, row, i: row[i : i + 2].copy_(row[i : i + 2].flip(0)),
-    "two tensors swapped": lambda parts, row, i: parts.append(parts.pop(4)),
-    "another sign of a zero": lambda parts, row, i: parts[3][2].neg_(),
-    "a NaN": lambda parts, row, i: parts[1][i + 8].fill_(torch.nan),
-    "a NaN with other bits": lambda parts, row, i: parts[1].view(torch.int16)[7].bitwise_xor_(1),
+_WRONG = {  # how a replica goes wrong: its parameters, a row of the first of them, an element, where there's a NaN
+    _ONE_BIT: lambda parts, row, i, nan: row.view(torch.int32)[i].bitwise_xor_(1),
+    "another lowest bit in an int64": lambda parts, row, i, nan: parts[2][i % 7].bitwise_xor_(1),
+    "two elements swapped": lambda parts, row, i, nan: row[i : i + 2].copy_(row[i : i + 2].flip(0)),
+    "two tensors swapped": lambda parts, row, i, nan: parts.append(parts.pop(4)),
+    "another sign of a zero": lambda parts, row, i, nan: parts[3][i % 5].neg_(),
+    "a NaN": lambda parts, row, i, nan: parts[1][nan - 1 - i].fill_(torch.nan),
+    "a NaN with other bits": lambda parts, row, i, nan: parts[1].view(torch.int16)[nan].bitwise_xor_(1),
 }
-ODDS = (Odd(""), *map(Odd, _WRONG), Odd(_ONE_BIT, 2), Odd(_ONE_BIT, 2, alike=True))
+ODDS = (Odd(""), *map(Odd, _WRONG), *(Odd(_ONE_BIT, several) for several in (2, 3)), Odd(_ONE_BIT, 2, alike=True))
 
 
 def unsalted(real: Callable, value: Any) -> int:

@@ -61,7 +61,7 @@ shift = _task(
     ),
     make=_tensor,
     cases=_SHIFTS,
-    worlds=(2, 3, 4, 6),
+    worlds=(2, 3, 4, 6, 8),
     more=lambda random: [Shift(random.randint(10, 99), random.randint(-9, 9))],
     allowed=Allowed(hint="write it with dist.send and dist.recv", only=("send", "recv")),
     unexplained="the result is the tensor that the rank `by` places back has sent: return that one",

@@ -86,7 +86,7 @@ def test_a_file_that_is_written_in_place_can_be_anything(tmp_path):
 
 
 def test_a_full_disk_raises_and_what_is_opened_is_counted(tmp_path):
-    disk = Disk({FILE: b"old"}, [], f"{tmp_path / 'notes'}", full=True)
+    disk = Disk({FILE: b"old"}, [], f"{tmp_path / 'notes'}", trouble="full")
     with disk.mounted(None):
         with open(f"{FILE}.tmp", "wb") as file, pytest.raises(OSError, match="No space left"):
             os.fsync(file)
