@@ -61,7 +61,6 @@ class Disk:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Returns path -> content."""
         found = {}
         for path, place in self._names.items():
             with self._opens(), io.FileIO(place) as file:

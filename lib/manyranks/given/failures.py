@@ -212,7 +212,6 @@ class Odd(NamedTuple):
         return f"{who} has {self.wrong}" if self.wrong else "with a NaN that all replicas have"
 
     def made(self, rank: int, ranks: int, seed: int) -> list[Tensor]:
-        """Returns a rank's parameters."""
         draw, places = generator(seed, "replicas"), drawn(seed, self, ranks)
         big = torch.randn(40, 30, generator=draw)
         halves, whole = torch.randn(501, generator=draw).bfloat16(), torch.arange(7) + 2**60 + drawn(seed).randrange(1000)
@@ -294,7 +293,6 @@ class Roles(NamedTuple):
         return f"which are {', '.join(self.roles)}{turned}, with a quorum of {self.least}"
 
     def made(self, rank: int, ranks: int, seed: int) -> tuple[Replica, Tensor, str, int]:
-        """Returns what quorum_step is called with."""
         size = (drawn(seed, "P").randint(260, 299) if seed else 300,)
         first, second, weights = (normal(size, seed, self, kind) for kind in range(3))
         role = self.roles[(rank + self.turned * drawn(seed, self).randrange(ranks)) % ranks]
@@ -306,8 +304,6 @@ class Roles(NamedTuple):
 
 
 def quorums(n: int) -> list[Roles]:
-    """Returns the cases of n ranks."""
-
     def roles(*first: str) -> tuple[str, ...]:
         return (*first, *[first[-1]] * n)[:n]
 

@@ -62,7 +62,6 @@ class Product(NamedTuple):
 
 
 def drawn_products(random: Random) -> list[Product]:
-    """Draws two products of any sizes."""
     return [Product(*(random.randint(2, 999) for _ in range(3)), random.choice((1, 2, 4))) for _ in range(2)]
 
 
@@ -86,7 +85,6 @@ class Job(NamedTuple):
 
 
 def drawn_jobs(random: Random) -> list[Job]:
-    """Draws a job with recomputation, and one without."""
     found = []
     for again in (True, False):
         sheet = {name: Row(random.randint(9, 999) * 1e9, random.random() < 0.5) for name in ("tf32", "bf16", "fp8")}

@@ -20,7 +20,6 @@ def generator(*words) -> torch.Generator:
 
 
 def normal(shape: tuple[int, ...], *words, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Returns normal numbers."""
     return torch.randn(shape, generator=generator(*words), dtype=dtype)
 
 

@@ -34,7 +34,6 @@ class Times(NamedTuple):
 
 
 def drawn_times(random: Random) -> list[Times]:
-    """Returns other links with other sizes."""
     sizes = tuple(random.sample([2**k + random.randint(0, 9) for k in range(4, 27, 3)], 5))
     return [Times(random.randint(2, 40) * 1e-6, random.randint(5, 90) * 1e9, sizes)]
 

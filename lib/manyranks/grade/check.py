@@ -104,7 +104,6 @@ class Task:
         return self.seed and seed_of(self.seed, self.name)
 
     def cases_on(self, n: int) -> Sequence[Any]:
-        """Returns the cases of a world of n ranks."""
         drawn = self.more(Random(self.own_seed)) if self.more and self.seed else ()
         return [case for cases in (drawn, self.cases) for case in (cases(n) if callable(cases) else cases)]
 
@@ -152,7 +151,6 @@ def check(task: Task, answer, record: Record, terms: Terms | None = None) -> Rep
 
 
 def report(task: Task, answer, tried: list[Trial], record: Record) -> Report:
-    """Reports on the trials of an answer."""
     if refusal := _unwritten(answer, tried[-1]) or _other_calls(task, tried):
         return _refused(task, refusal)
     done = [JudgedTrial(trial, _verdicts(task, trial, record, tried)) for trial in tried]
