@@ -168,13 +168,12 @@ def _factors(case: Product, rank: int, n: int, seed: int) -> tuple[Tensor, Tenso
 
 def _within(case: Product, counted: Counted) -> dict:
     beyond = [max(one.dot_bytes - case.shared, one.tile - case.most) for one in counted.launches]
+    stored = [one.stored - case.most for one in counted.launches]
     return {
         "whether tl.dot ran": counted.flops >= 2 * case.m * case.n * case.k,
         "bytes more than the budget": max(0, counted.requested_bytes() - case.budget),
         "bytes more than the shared memory": max(0, *beyond),
-        "elements of a program's tile more than fit the shared memory": max(
-            0, *(one.stored - case.most for one in counted.launches)
-        ),
+        "elements of a program's tile more than fit the shared memory": max(0, *stored),
     }
 
 
@@ -308,26 +307,24 @@ attention = _task(
 
 # Task 7: a tile without bank conflicts
 
-_ADDRESS = "it returns an address in bytes, a whole number"
-
 
 def _addresses(case: Matrix, function: Callable, watch: Watch) -> dict:
     at = [[0] * case.columns for _ in range(given.ROWS)]
     for place in torch.randperm(given.ROWS * case.columns).tolist():  # an address may depend on i, j and columns only
         i, j = divmod(place, case.columns)
-        at[i][j] = whole_number(function(i, j, case.columns), "an address", _ADDRESS)
+        at[i][j] = whole_number(function(i, j, case.columns), "an address", "it returns an address in bytes, a whole number")
     return {"at": at}
 
 
 def _conflicts(case: Matrix, own: Matrix, results: dict) -> dict:
-    at, columns = results["at"], range(case.columns)
+    at = results["at"]
     flat = [address for row in at for address in row]
     if [len(row) for row in at] != [case.columns] * given.ROWS or any(type(one) is not int for one in flat):  # such as NaN
         raise ValueError("each word of the tile has an address, a whole number")
     return {
         "the number of words with an address of their own": len({address // given.WORD for address in flat}),
         "the number of addresses that aren't multiples of 4, or below 0": sum(one % given.WORD > 0 or one < 0 for one in flat),
-        "turns down a column": max(bank_conflicts([row[j] for row in at]) for j in columns),
+        "turns down a column": max(bank_conflicts([row[j] for row in at]) for j in range(case.columns)),
         "turns along a row": max(bank_conflicts(row[k : k + WARP]) for row in at for k in range(0, case.columns, WARP)),
         "bytes of shared memory": max(flat) + given.WORD,
     }
