@@ -117,13 +117,13 @@ class Case(NamedTuple):
 class Drawn(NamedTuple):
     """A rank's inputs. given: q, k, v and positions, as the learner's function gets them; do: the gradient of the result.
 
-    another: whether another layer's forward comes before backward
+    twice: whether two calls come before their backwards
     """
 
     case: Case
     given: dict[str, Tensor]
     do: Tensor
-    another: bool
+    twice: bool
 
 
 class Helpers:
