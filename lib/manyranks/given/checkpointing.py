@@ -141,7 +141,8 @@ def _said(events: list[Event], kind: str) -> str:
 class Scene(NamedTuple):
     """A chain of checkpoints. layers: "L" for one that learns, "F" for a frozen one; given: whether x is the caller's and needs
     no gradient; head: whether a product follows; off: whether no_grad comes first; changes: whether the function does;
-    near: whether neighbors among 4 ranks are a pair; turns: whether backward begins with the first of two."""
+    near: whether neighbors among 4 ranks are a pair; turns: whether backward begins with the first of two; twice: whether two
+    calls of the function come before their backwards."""
 
     note: str
     layers: str = "L"
@@ -153,6 +154,7 @@ class Scene(NamedTuple):
     rows: tuple[int, ...] = (ROWS,)
     hidden: int = HIDDEN
     turns: bool = False
+    twice: bool = False
 
 
 Begun = tuple[Scene, int, nn.ModuleList, nn.Module, Tensor]  # the case, where random numbers begin, a model, its head, x
@@ -202,6 +204,8 @@ def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit:
     state = torch.get_rng_state()
     leaves = {"x": x, "a tensor in the function": scale} | parameters
     found |= step(watch, forward, functions, leaves, unit, not case.given)  # a leaf in x's place may hold its gradient
+    if case.twice:
+        found |= watch.two_calls(partial(answer, functions[0]), ({"x": x}, group), ({"x": x[1:] / 2}, group))
     if case.given:
         found |= {"whether x needs a gradient": x.requires_grad, "x": x.detach().clone()}
     if "F" in case.layers:  # some come back to the frozen one, and some do not

@@ -114,7 +114,7 @@ class Case(NamedTuple):
         return self, given, do / self.strong, seed > 0
 
 
-Drawn = tuple[Case, dict[str, Tensor], Tensor, bool]
+Drawn = tuple[Case, dict[str, Tensor], Tensor, bool]  # the last: whether two calls come before their backwards
 
 
 class Helpers:

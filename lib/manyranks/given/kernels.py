@@ -19,7 +19,6 @@ from manyranks.given import numbers
 from manyranks.lazy import Missing
 from manyranks.measure.journal import Stopped
 from manyranks.measure.location import place_of
-from manyranks.measure.watch import gradients
 
 WORD, ROWS = 4, 32  # bytes of a word of shared memory; rows of a tile, one per lane of a warp
 
@@ -163,20 +162,6 @@ def drawn_heads(case: Heads, seed: int) -> list[Tensor]:
 def larger(most: int, q_ASD: Tensor, tile: int) -> str:
     """Says whether more elements were made than a tile of keys for all queries has, or q, k, v and more side by side."""
     return "made" if most > q_ASD.shape[0] * q_ASD.shape[1] * max(tile, 4 * q_ASD.shape[2]) else "not made"
-
-
-def two_calls(kind: type[torch.autograd.Function], drawn: list[Tensor], tile: int) -> dict[str, Tensor]:
-    """Calls a function twice, and backward in the order of forward. Returns the gradients of the first call.
-
-    Does nothing for more than 100 tokens: it would take a second, and show nothing else.
-    """
-    *first, grad = drawn
-    if grad.shape[1] > 100:
-        return {}
-    calls = [[(share * one).requires_grad_() for one in first] for share in (1.0, 0.5)]
-    for out in [kind.apply(*one, tile) for one in calls]:
-        out.backward(grad)
-    return gradients(dict(zip("qkv", calls[0], strict=True)), "the gradient in the first call of two of ")
 
 
 # What torch may do around kernels, and in tiles

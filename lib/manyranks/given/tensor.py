@@ -116,7 +116,7 @@ class Case(NamedTuple):
 
     unused: whether rank 1 does not use the second result; alone: whether there is one tensor; heads: of queries, and of keys
     and values; offset: of logits; drops: the p of dropout; strided: whether x and the result's gradient are not
-    contiguous.
+    contiguous; twice: whether two calls come before their backwards, for the judge.
     """
 
     t: int
@@ -128,6 +128,7 @@ class Case(NamedTuple):
     drops: float = 0.0
     strided: bool = False
     near: bool = False
+    twice: bool = False
 
     def groups(self, n: int) -> list[range]:
         """The ranks of each group."""
@@ -196,7 +197,7 @@ def _leaves(values_) -> list[Tensor]:
 
 # What a task is asked: cases of n ranks, and what a rank gets in one
 
-_SHAPES = ((5, 2, 3), (7,), (4, 2, 3))  # the second needs no gradient
+_SHAPES = ((5, 2, 3), (7,), (4, 2, 3))  # the second needs no gradient, and has a drawn place
 _S, _T, B, _H, _D, UNITS = 5, 7, 2, 24, 4, 7  # units a rank
 _HEADS = {2: ((2, 8, 4), (2, 4, 1)), 3: ((3, 12, 6), (3, 9, 3), (3, 6, 1)), 4: ((4, 8, 2), (2, 8, 4), (2, 4, 1))}
 POSITIONS, WORDS = 9, 61  # of logits
@@ -211,17 +212,17 @@ def cases_of_both(summing: bool, n: int) -> tuple[Case, ...]:
 
 
 def of_both(summing: bool, case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[Tensor], list[Tensor]]:
-    """Makes tensors, and the gradients of the first and third result if the rank uses them; one of each isn't contiguous.
+    """Makes tensors, and the gradients of the results that need one if the rank uses them; one of each isn't contiguous.
 
     Ranks that sum have different tensors and the same gradients; otherwise it's the other way round.
     """
     number, r = case.at(rank, n)
     own = [(seed, number, what, r if what == ("tensor" if summing else "up") else "all") for what in ("tensor", "up")]
+    case = case._replace(twice=seed > 0)
     if case.alone:
         return case, [normal(_SHAPES[2], *own[0])], [normal(_SHAPES[2], *own[1])]
-    turned, *others = _SHAPES
-    tensors = [_turned(turned, *own[0]), *(normal(shape, *own[0], i) for i, shape in enumerate(others, 1))]
-    ups = [_turned(turned, *own[1]), normal(_SHAPES[2], *own[1], 1)]
+    tensors, ups = ([_turned(_SHAPES[0], *words), normal(_SHAPES[2], *words, i)] for words, i in zip(own, (2, 1), strict=True))
+    tensors.insert(seed_of(seed, case) % 3 if seed else 1, normal(_SHAPES[1], *own[0], 1))  # which needs no gradient
     return case, tensors, ups[: 1 if case.unused and r == 1 else 2]
 
 
@@ -288,7 +289,7 @@ def of_loss(case: Case, rank: int, n: int, seed: int) -> tuple[Case, Tensor, Ten
     if seed:  # for the judge no number is near the largest logits of all positions
         shift_SB1 = shift_SB1 + case.offset * (1 - 2 * (torch.arange(POSITIONS).view(-1, 1, 1) % 2))
     mine = len(range(r, WORDS, case.t))
-    return case, normal((POSITIONS, B, mine), seed, "logits", rank) * 3 + shift_SB1, targets, z
+    return case._replace(twice=seed > 0), normal((POSITIONS, B, mine), seed, "logits", rank) * 3 + shift_SB1, targets, z
 
 
 def cases_of_block(n: int) -> tuple[Case, ...]:
@@ -305,7 +306,7 @@ def of_block(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[Whole
     for one in wholes:  # whose other units are other numbers
         others = torch.arange(ROWS * case.t) % case.t != r
         _change([one.up.weight, one.up.bias, one.down.weight.T], others, seed, rank)
-    return case, wholes, *(_positions(case.strided, seed, rank, what) for what in ("x", "up"))
+    return case._replace(twice=seed > 0), wholes, *(_positions(case.strided, seed, rank, what) for what in ("x", "up"))
 
 
 def _positions(strided: bool, *words) -> Tensor:

@@ -143,7 +143,8 @@ FITS = {"shard": _is_shard, "gather": _is_whole}  # answers that later ones call
 def tensors(seed: int) -> Iterator[tuple[str, Tensor]]:
     """Random numbers in several shapes, with their names; a matrix's columns are its rows in memory."""
     for name, shape in _SHAPES.items():
-        one = normal(shape[::-1], seed, name)
+        kind = torch.float32 if seed and name in ("cube", "five") else torch.float64  # all float64 for learners
+        one = normal(shape[::-1], seed, name, dtype=kind)
         yield name, one.T if one.dim() == 2 else one.view(shape)
 
 

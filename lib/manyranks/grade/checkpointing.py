@@ -113,6 +113,7 @@ checkpoint = _Task(
         Scene("three checkpoints and a head", "LLL", given=True, head=True),
         Scene("a frozen layer in front of a head", "F", given=True, head=True),
     ),
+    more=lambda random: [Scene("two calls of a function", twice=True)],
     worlds=(1,),
     advice=_ADVICE,
     unexplained="the gradient of the result goes back through the second run, once, to its x and to all parameters",

@@ -214,7 +214,7 @@ def _ring(rank: Drawn, kind: Any, watch: Watch) -> dict:
     if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
         what = "a class of another kind" if isinstance(kind, type) else f"a {type(kind).__name__}"
         raise Stopped(f"Ring is {what}", "it is a class derived from torch.autograd.Function, with two static methods")
-    case, given, do, another = rank
+    case, given, do, twice = rank
     given["the gradient of o"] = do
     leaves = [given[name].requires_grad_() for name in "qkv"]
     before, places = {name: one.detach().clone() for name, one in given.items()}, [*given.values()][3:-1]
@@ -227,16 +227,18 @@ def _ring(rank: Drawn, kind: Any, watch: Watch) -> dict:
     given |= dict(zip("qkv", own, strict=True)) if not case.strong > 1 else {}
     del own
     watch.weigh()
-    if another:  # which has twice as many tokens
-        watch.mark("over")
-        theirs = [(2 * at[:, None] + torch.arange(2)).flatten() for at in places]
-        kind.apply(*(leaf.repeat_interleave(2, 0) for leaf in leaves), theirs, helpers.ring, helpers.attend_backward)
     watch.mark(_BACKWARD)
     helpers.begin()
     y.backward(do)
     found |= _gradients(leaves) | {_CHANGED: _changed(given, before)} | helpers.work(case.n, 2)
-    kept = {"what forward keeps": watch.held[1] - watch.held[0] + case.result + case.block}
-    return found | (kept if case.strong > 1 else {})
+    if case.strong > 1:
+        found["what forward keeps"] = watch.held[1] - watch.held[0] + case.result + case.block
+    elif twice:  # the second call has twice as many tokens
+        theirs = [(2 * at[:, None] + torch.arange(2)).flatten() for at in places]
+        named, more = dict(zip("qkv", leaves, strict=True)), (helpers.ring, helpers.attend_backward)
+        others = {name: leaf.repeat_interleave(2, 0) for name, leaf in named.items()}
+        found |= watch.two_calls(kind.apply, (named, (places, *more)), (others, (theirs, *more)))
+    return found
 
 
 _HOME = (

@@ -142,7 +142,11 @@ average_in_buckets = _task(
     _in_buckets,
     _IN_BUCKETS,
     (f"where {_UNUSED}",),
-    make=lambda case, rank, n, seed: (Toy(seed), batch(1, rank, seed)),
+    make=lambda case, rank, n, seed: (
+        Toy(seed).to(torch.float32 if "float32" in case else torch.float64),
+        batch(1, rank, seed),
+    ),
+    more=lambda random: (f"where {_UNUSED}, and weights are float32",),
     unexplained=_PARTS,
 )
 

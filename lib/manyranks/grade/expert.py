@@ -143,17 +143,10 @@ drop = _task(
 
 
 def _rows(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, list[int], list[int], bool]:
-    """Draws what leaves a rank, how many rows go and come, and whether others go and come before these gradients."""
+    """Draws what leaves a rank, how many rows go and come, and whether two calls come before their backwards."""
     *_, goes, comes = case.mine(rank, seed)
     rows_HS = normal((case.H, sum(goes)), seed, "rows", rank)
     return rows_HS.T if case.strided else rows_HS.T.contiguous(), goes, comes, seed > 0
-
-
-def _twice(apply: Callable, rows_SH: Tensor, *splits: list[int]) -> Tensor:
-    """Exchanges the rows, and then twice as many, as another layer does before backward."""
-    found = apply(rows_SH, *splits)
-    apply(torch.cat((rows_SH, rows_SH)), *([2 * one for one in each] for each in splits))
-    return found
 
 
 def _exchange(given: tuple[Tensor, list[int], list[int], bool], kind: Any, watch: Watch) -> dict:
@@ -163,8 +156,11 @@ def _exchange(given: tuple[Tensor, list[int], list[int], bool], kind: Any, watch
     named = dict(zip(("rows_SH", "sent", "received"), given, strict=False))
     form = "forward returns the rows that arrive, [sum(received), H], those of rank 0 first"
     name = f"with sent = {given[1]} and received = {given[2]}, what forward returned"
-    apply = partial(_twice, kind.apply) if given[3] else kind.apply
-    found = _called(apply, named, (), form, (name,), graph=True)
+    found = _called(kind.apply, named, (), form, (name,), graph=True)
+    rows_SH, sent, received, twice = given
+    if twice:
+        more = {"rows": torch.cat((rows_SH, rows_SH))}, ([2 * one for one in sent], [2 * one for one in received])
+        found |= watch.two_calls(kind.apply, ({"rows": rows_SH}, (sent, received)), more)
     return {"the out of each all-to-all": "not contiguous" if watch.scattered else "contiguous"} | found
 
 

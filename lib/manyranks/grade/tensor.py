@@ -8,7 +8,6 @@ from functools import partial
 from itertools import combinations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.given import tensor as given
@@ -88,21 +87,22 @@ _USED = "a result that a rank does not use has a gradient of zeros there: it cou
 
 def _both(own: tuple[Case, list[Tensor], list[Tensor]], function: Callable, watch: Watch) -> dict:
     case, leaves, ups = own
-    group, _ = given.groups_of(case)
-    for leaf in leaves:
-        leaf.requires_grad_(leaf.dim() > 1)
-    tensors = [torch.tanh(leaf) for leaf in leaves]
+    group, alone = given.groups_of(case, share=case.t)
+    tensors = [torch.tanh(leaf.requires_grad_(leaf.dim() > 1)) for leaf in leaves]
     before, given_ups = [one.detach().clone() for one in tensors], [one.clone() for one in ups]
     watch.mark("forward")
     results = _listed(function(list(tensors), group), tensors)
     found = {f"result {i}": y.detach().clone() for i, y in enumerate(results)}
     found = {"each tensor that was given": given.untouched(tensors, before)} | found
     watch.mark("backward")
-    used = results[::2][: len(ups)]
-    if lacking := [i for i, y in enumerate(used) if not y.requires_grad]:
-        raise Stopped(f"result {2 * lacking[0]} has no graph", "results have to be those of a torch.autograd.Function's apply")
-    torch.autograd.backward(used, ups)
+    used = [i for i, leaf in enumerate(leaves) if leaf.requires_grad][: len(ups)]
+    if lacking := [i for i in used if not results[i].requires_grad]:
+        raise Stopped(f"result {lacking[0]} has no graph", "results have to be those of a torch.autograd.Function's apply")
+    torch.autograd.backward([results[i] for i in used], ups)
     found |= {f"the gradient of tensor {i}": gradient(leaf) for i, leaf in enumerate(leaves) if leaf.requires_grad}
+    if case.twice:
+        pair = ({"a tensor": leaves[0]}, (group,)), ({"a tensor": leaves[-1]}, (alone,))
+        found |= watch.two_calls(lambda x, group: function([x], group)[0], *pair)
     return {"the gradient that backward was given": given.untouched(ups, given_ups)} | found
 
 
@@ -117,10 +117,8 @@ def _listed(results, tensors: list[Tensor]) -> list[Tensor]:
     return list(results)
 
 
-_JUDGED_BOTH = (
-    values(0.5, "results and gradients are right"),
-    _traffic(0.5, "makes one all-reduce for all tensors, in its direction"),
-)
+_SUMMED = "makes one all-reduce for all tensors, in its direction"
+_JUDGED_BOTH = values(0.5, "results and gradients are right"), _traffic(0.5, _SUMMED)
 _ADVICE_OF_BOTH = (
     (r"modified by an inplace operation|a leaf Variable that requires grad", _VIEW),
     (r"'NoneType' object has no attribute|got NoneType|expected Tensor as element", _USED),
@@ -169,12 +167,10 @@ _F_G_HEADS = (
 _ONE_EACH = _traffic(0.35, "makes one all-reduce forward and one backward")
 _ONE_A_GROUP = _traffic(0.3, "makes one all-reduce per group, for x and memory, and for shared heads")
 _OF_UNITS = (values(0.5, _VALUES, _NAMES), _keeps(0.15), _ONE_EACH), given.cases_of_mlp, (_LISTS, _DIMS), _F_G
-_OF_HEADS = (values(0.6, _VALUES, _NAMES), _keeps(0.1), _ONE_A_GROUP), given.cases_of_attention
+_HEADS = _LISTS, _NO_HEADS, _HEAD_DIMS
+_OF_HEADS = (values(0.6, _VALUES, _NAMES), _keeps(0.1), _ONE_A_GROUP), given.cases_of_attention, _HEADS, _F_G_HEADS
 mlp = _task("MLP(whole, f, g, group)", 5, _mlp, *_OF_UNITS, make=given.of_mlp)
-_ADVICE_OF_HEADS = (_LISTS, _NO_HEADS, _HEAD_DIMS)
-attention = _task(
-    "Attention(whole, f, g, group, sharers)", 5, _attention, *_OF_HEADS, _ADVICE_OF_HEADS, _F_G_HEADS, make=given.of_attention
-)
+attention = _task("Attention(whole, f, g, group, sharers)", 5, _attention, *_OF_HEADS, make=given.of_attention)
 
 # Task 4
 
@@ -206,6 +202,9 @@ def _cross_entropy(own: tuple[Case, Tensor, Tensor, float], function: Callable, 
     always = 8 * given.POSITIONS * given.B * -(-given.WORDS // case.t)  # as much as the logits of a rank
     found = {"the loss": loss.detach().clone().reshape(()), "bytes of the largest tensor": max(seen.largest, always)}
     found[given.COLLECTIVES] = seen.collectives
+    if case.twice:
+        also = {"logits": logits[2:]}, (targets[2:], z, group)
+        found |= watch.two_calls(function, ({"logits": logits}, (targets, z, group)), also)
     return before | found | gradients({"logits": logits})
 
 
@@ -247,7 +246,7 @@ _GATHERED = (
 
 def _block(own: tuple[Case, list[given.WholeBlock], Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
     case, wholes, x, up = own
-    group, _ = given.groups_of(case)
+    group, alone = given.groups_of(case, share=case.t)
     module, parameters, found = _module(kind, wholes, watch, _OF_BLOCK, case.drops, given.f, group)
     x.requires_grad_()
     if case.drops:
@@ -257,7 +256,6 @@ def _block(own: tuple[Case, list[given.WholeBlock], Tensor, Tensor], kind: Calla
         with given.Made() as seen:
             found |= given.through(module, parameters, {"x": x}, watch, up, (1,))
         return found | {given.COLLECTIVES: seen.collectives}
-    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     single = kind(given.WholeBlock(given.FEATURES, given.ROWS), 0.0, given.f, alone)  # keeps as much, and none of the others'
     watch.weigh(kind, module, single)
     y = given.result_of(single(x, 1), x)
@@ -265,6 +263,8 @@ def _block(own: tuple[Case, list[given.WholeBlock], Tensor, Tensor], kind: Calla
     watch.weigh(module, *also)
     found |= given.through(module, parameters, {"x": x}, watch, up, (1,), also)
     before, own_only, all_of_them = watch.held[-3:]
+    if case.twice:
+        found |= watch.two_calls(module, ({"x": x}, (1,)), ({"x": x[1:]}, (1,)))
     return found | {_KEPT: max(0, all_of_them - own_only - (own_only - before))}
 
 

@@ -135,6 +135,21 @@ class Watch(Journal):
             counts.append(self._memory.live_bytes())
         self.held.append(min(counts) + others)
 
+    def two_calls(self, function: Callable, *calls: tuple[dict[str, torch.Tensor], tuple]) -> dict[str, torch.Tensor]:
+        """Makes both calls before their backwards: in the order of the calls, and once more in the reverse order.
+
+        calls: of each, the leaves by name, of which copies are made, and what the function gets after them
+        Returns the leaves' gradients, by name: each the sum over both orders.
+        """
+        self.mark("over")
+        copies = [{name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()} for leaves, _ in calls]
+        for order in (1, -1):
+            results = [function(*own.values(), *more) for own, (_, more) in zip(copies, calls, strict=True)]
+            for y in results[::order]:
+                y.backward(torch.arange(y.numel(), dtype=y.dtype).cos().view(y.shape))
+        first, second = (gradients(own, f"the gradient in call {i} of two of ") for i, own in enumerate(copies, 1))
+        return first | second
+
     def leave_out(self, *owners) -> None:
         """Leaves out what these lead to now, such as variables of other cells, until an operator uses it."""
         self._there = Elsewhere(owners).all
