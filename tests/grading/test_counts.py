@@ -5,9 +5,9 @@ import pytest
 from tests.grading import counts
 
 LIMITS = {  # what was planned, and what it has come to where that is more
-    "lines in grade/ and given/, per exercise": (577, 833),
+    "lines in grade/ and given/, per exercise": (577, 836),
     "lines of the longest exercise": (350, 350),
-    "lines in tests/grading/ and solutions/*/mistakes.py, per exercise": (769, 897),
+    "lines in tests/grading/ and solutions/*/mistakes.py, per exercise": (769, 900),
     "files to follow a check": (5, 5),
     "circles": (0, 0),
     "imports for types only": (0, 0),
