@@ -1,6 +1,6 @@
 """JupyterLab and Notebook 7 in a real browser: the system's Chromium, driven by playwright.
 
-    with lab.open("chapter_03", cells_of("03_zero", "import show", "zero.explorer(")) as notebook:
+    with lab.open("chapter_03", cells_of("03_zero", "show, theory", "zero.explorer(")) as notebook:
         notebook.run_all()
         assert notebook.errors() == []
         explorer = notebook.explorer()
@@ -38,10 +38,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 ARTIFACTS = ROOT / "artifacts"
 SECONDS = 90  # for JupyterLab or a kernel to start, on a busy machine
 EXPLORERS = {  # name -> its chapter, and words that pick the cells that it needs
-    "chapter_00_explorer": ("00_start_here", "import show", "hardware.explorer("),
+    "chapter_00_explorer": ("00_start_here", "show, theory", "hardware.explorer("),
     "chapter_01_stepper": (
         "01_collectives",
-        "import show",
+        "show, theory",
         "def numbers(",
         "def exchange(",
         "def ring_reduce_scatter(",
@@ -49,18 +49,18 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
         "if not right:\n\n    def reduce_around(",
         "stepper(m.",
     ),
-    "chapter_01_explorer": ("01_collectives", "import show", "collectives.explorer("),
-    "chapter_02_explorer": ("02_data_parallel", "import show", "data_parallel.explorer("),
-    "chapter_03_explorer": ("03_zero", "import show", "zero.explorer("),
-    "chapter_04_explorer": ("04_checkpointing", "import show", "checkpointing.explorer("),
-    "chapter_05_explorer": ("05_pipeline", "import show", "pipeline.explorer("),
-    "chapter_06_explorer": ("06_tensor", "import show", "tensor.explorer("),
-    "chapter_07_explorer": ("07_context", "import show", "context.explorer("),
-    "chapter_08_explorer": ("08_expert", "import show", "expert.explorer("),
-    "chapter_09_explorer": ("09_mfu", "import show", "mfu.explorer("),
-    "chapter_10_explorer": ("10_nd_parallel", "import show", "nd.explorer("),
-    "chapter_11_explorer": ("11_kernels", "import show", "kernels.explorer("),
-    "chapter_12_explorer": ("12_failures", "import show", "failures.explorer("),
+    "chapter_01_explorer": ("01_collectives", "show, theory", "collectives.explorer("),
+    "chapter_02_explorer": ("02_data_parallel", "show, theory", "data_parallel.explorer("),
+    "chapter_03_explorer": ("03_zero", "show, theory", "zero.explorer("),
+    "chapter_04_explorer": ("04_checkpointing", "show, theory", "checkpointing.explorer("),
+    "chapter_05_explorer": ("05_pipeline", "show, theory", "pipeline.explorer("),
+    "chapter_06_explorer": ("06_tensor", "show, theory", "tensor.explorer("),
+    "chapter_07_explorer": ("07_context", "show, theory", "context.explorer("),
+    "chapter_08_explorer": ("08_expert", "show, theory", "expert.explorer("),
+    "chapter_09_explorer": ("09_mfu", "show, theory", "mfu.explorer("),
+    "chapter_10_explorer": ("10_nd_parallel", "show, theory", "nd.explorer("),
+    "chapter_11_explorer": ("11_kernels", "show, theory", "kernels.explorer("),
+    "chapter_12_explorer": ("12_failures", "show, theory", "failures.explorer("),
 }
 
 _BROWSER = ["--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # it can reach nothing else

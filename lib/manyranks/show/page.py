@@ -108,9 +108,12 @@ def tiles(said: Said, before: Said | None = None) -> str:
 
 def _sure(now: Scenario) -> str:
     """Says how sure the strip's time and memory are."""
-    tight = f": the plan {now.tight}" if now.tight else ""
-    held = f"{peak_confidence(now.shape, now.plan)}{tight}"
-    return f"The step time is a prediction, {confidence(now.time)}. So is the memory, {held}."
+    time, held = confidence(now.time), peak_confidence(now.shape, now.plan)
+    tight = f"; the plan {now.tight}" if now.tight else ""
+    if time.missing and held.missing:
+        return f"Step time and memory are predictions, {time}{tight}."
+    memory = "the memory isn't checked" if held.missing else f"the memory is one, {held}"  # why not would take a second line
+    return f"The step time is a prediction, {time}; {memory}{tight}."
 
 
 def parts(old: str, new: str) -> list[tuple[str, str]]:

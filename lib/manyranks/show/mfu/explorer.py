@@ -119,7 +119,7 @@ class Used(
     @property
     def note(self) -> str:
         share = " In the strip and its curve, MFU is a share of the bf16 peak." if self.precision != "bf16" else ""
-        return f"States are sharded as in ZeRO-{self.scenario.plan.zero}.{share}"
+        return f"ZeRO-{self.scenario.plan.zero} shards the states.{share}"
 
     def limits(self) -> str:
         return self.limiting()[1]
