@@ -111,7 +111,7 @@ def drawn_products(random: Random) -> list[Product]:
     return [
         _product(random, wide, ((20, 32), (wide[1] + 1, 2 * wide[1])), turned=False),
         _product(random, wide, ((20, 32), (wide[1] + 1, 2 * wide[1])), turned=True),
-        _product(random, (16, 128), ((8, 16), (129, 256)), turned=random.random() < 0.5),
+        _product(random, (16, 256), ((8, 16), (257, 512)), turned=random.random() < 0.5),
         _product(random, (64, 64), ((97, 128), (97, 128)), turned=False, room=2048),  # also 32 × 128 fits
     ]
 
@@ -150,11 +150,20 @@ class Heads(NamedTuple):
         return f"with {self.heads} heads of {self.head}, {self.rows} tokens and {asked}"
 
 
+def drawn_columns(case: Matrix, seed: int) -> Tensor:
+    """Draws columns, some far above others. In some, half of the rows, drawn, are far below, or one is far above the rest."""
+    x, low = (numbers.normal((case.rows, case.columns), seed, case, i, dtype=torch.float32) for i in range(2))
+    columns = torch.arange(case.columns)
+    x[:, ::2] -= 1000 * (low[:, ::2] > 0)
+    x[low.argmax(0), columns] += 40 * (columns % 4 == 1)
+    return 5 * x + 300 * columns.remainder(3) - 300
+
+
 def drawn_heads(case: Heads, seed: int) -> list[Tensor]:
     """Draws q, k, v and the output's gradient. With few tokens, scores have no exponential; after a tile they're far larger."""
     drawn = [numbers.normal((case.heads, case.rows, case.head), seed, case, i) for i in range(4)]
     if case.rows < 100:
-        drawn[0][..., 0], drawn[1][..., 0] = 42, 42
+        drawn[0][..., 0], drawn[1][..., 0] = 42 * drawn[0][..., 0].sign(), 42  # a row's scores rise, or fall
         drawn[1][:, case.tile :, 0] += 60
     return drawn
 

@@ -122,11 +122,11 @@ copy_rows = _kernel_task(
     "copy_rows(x_RC)",
     4,
     ("the copy",),
-    lambda case, counted: {"contiguous": counted.result[0].is_contiguous()} | _sectors(case, counted),
+    lambda case, counted: {"contiguous": counted.result[0].is_contiguous()} | _bytes(case, counted) | _sectors(case, counted),
     (
         values(0.4, "returns a contiguous copy of the matrix", f"copy|contiguous|{_RESULTS}", alone=True),
-        _moves(0.3, "loads touch each sector once", "loads", _TILE),
-        _moves(0.3, "stores touch each sector once", "stores", _TILE),
+        _moves(0.3, "loads touch each sector once", "loads|lanes load", _TILE),
+        _moves(0.3, "stores touch each sector once", "stores|lanes store", _TILE),
     ),
     cases=(Matrix(64, 96, even=True), Matrix(70, 150)),
     make=lambda case, rank, n, seed: (_drawn(case, seed, (case.columns, case.rows))[0].T,),
@@ -134,14 +134,6 @@ copy_rows = _kernel_task(
 )
 
 # Task 2: softmax down the columns
-
-
-def _columns(case: Matrix, rank: int, n: int, seed: int) -> tuple[Tensor]:
-    """Some columns are far above others, and in every other one half of the rows, drawn, are far below the rest."""
-    x, low = _drawn(case, seed, *[(case.rows, case.columns)] * 2)
-    x[:, ::2] -= 1000 * (low[:, ::2] > 0)
-    return (5 * x + 300 * torch.arange(case.columns).remainder(3) - 300,)
-
 
 softmax_columns = _kernel_task(
     "softmax_columns(x_RC)",
@@ -154,7 +146,7 @@ softmax_columns = _kernel_task(
         _moves(0.2, "its lanes share sectors", "sectors", "a warp's lanes run along a row of x: a program takes many columns"),
     ),
     cases=(Matrix(24, 64, even=True), Matrix(70, 100)),
-    make=_columns,
+    make=lambda case, rank, n, seed: (given.drawn_columns(case, seed),),
     unexplained="exp(x − the column's maximum) ÷ their sum over the column; rows beyond R must not count",
 )
 
@@ -250,6 +242,7 @@ attend = _kernel_task(
         _moves(0.15, "stores the output and one number per row", "store", "no score leaves the chip", needs=2),
     ),
     cases=(Heads(2, 50, 24, window=100), Heads(1, 70, 16, window=17), Heads(2, 48, 40, window=18)),
+    more=lambda random: [Heads(1, 40, 16, window=random.randint(1, 15))],
     make=_heads,
     unexplained="query i sees keys i − window + 1 to i, scores are q · k / √D; where none was seen yet, −inf − (−inf) is NaN",
 )

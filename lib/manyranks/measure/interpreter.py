@@ -92,6 +92,16 @@ def _undefined(load):
     return create_masked_load
 
 
+def _aside(shift):
+    """Shifts a copy: the interpreter changes the argument itself, which the next program gets."""
+
+    def create_ashr(self, number, by):
+        return shift(self, TensorHandle(number.data.copy(), number.dtype), by)
+
+    return create_ashr
+
+
+InterpreterBuilder.create_ashr = _aside(InterpreterBuilder.create_ashr)
 InterpreterBuilder.create_masked_load = _undefined(InterpreterBuilder.create_masked_load)
 GridExecutor.__call__ = np.errstate(all="ignore")(GridExecutor.__call__)  # a GPU doesn't warn of NaN either
 

@@ -217,6 +217,8 @@ def _dtype_of(name: str) -> torch.dtype:
 def _compiled(name: str, text: str, used: dict[str, list], number: int) -> InterpretedFunction:
     """A kernel of this source, which can do nothing but compute."""
     tree, file = ast.parse(text), f"<kernel {number}>"
+    if found := [alias for alias in used if alias.startswith("__")]:
+        raise Stopped(f"{name} uses {found[0]}", _OWN)
     modules = {alias: its for alias, (kind, its) in used.items() if kind == "module"}
     _checked(tree, modules)  # which takes its decorators away
     text = ast.unparse(tree)  # Python 3.11.2 writes some f-strings as other code: what runs is checked, too

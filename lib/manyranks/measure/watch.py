@@ -136,19 +136,23 @@ class Watch(Journal):
         self.held.append(min(counts) + others)
 
     def two_calls(self, function: Callable, *calls: tuple[dict[str, torch.Tensor], tuple]) -> dict[str, torch.Tensor]:
-        """Makes both calls before their backwards: in the order of the calls, and once more in the reverse order.
+        """Makes both calls, and the first once more with halves, before their backwards: in this order, then in reverse.
 
         calls: of each, the leaves by name, of which copies are made, and what the function gets after them
         Returns the leaves' gradients, by name: each the sum over both orders.
         """
         self.mark("over")
+        leaves, more = calls[0]
+        calls = (*calls, ({name: leaf.detach() / 2 for name, leaf in leaves.items()}, more))
         copies = [{name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()} for leaves, _ in calls]
         for order in (1, -1):
             results = [function(*own.values(), *more) for own, (_, more) in zip(copies, calls, strict=True)]
             for y in results[::order]:
                 y.backward(torch.arange(y.numel(), dtype=y.dtype).cos().view(y.shape))
-        first, second = (gradients(own, f"the gradient in call {i} of two of ") for i, own in enumerate(copies, 1))
-        return first | second
+        found: dict[str, torch.Tensor] = {}
+        for i, own in enumerate(copies, 1):
+            found |= gradients(own, f"the gradient in call {i} of three of ")
+        return found
 
     def leave_out(self, *owners) -> None:
         """Leaves out what these lead to now, such as variables of other cells, until an operator uses it."""
