@@ -205,7 +205,7 @@ def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit:
     leaves = {"x": x, "a tensor in the function": scale} | parameters
     found |= step(watch, forward, functions, leaves, unit, not case.given)  # a leaf in x's place may hold its gradient
     if case.twice:
-        found |= watch.two_calls(partial(answer, functions[0]), ({"x": x}, group), ({"x": x[1:] / 2}, group))
+        found |= watch.overlapping_calls(partial(answer, functions[0]), ({"x": x}, group), ({"x": x[1:] / 2}, group))
     if case.given:
         found |= {"whether x needs a gradient": x.requires_grad, "x": x.detach().clone()}
     if "F" in case.layers:  # some come back to the frozen one, and some do not

@@ -237,7 +237,7 @@ def _ring(rank: Drawn, kind: Any, watch: Watch) -> dict:
         theirs = [(2 * at[:, None] + torch.arange(2)).flatten() for at in places]
         named, more = dict(zip("qkv", leaves, strict=True)), (helpers.ring, helpers.attend_backward)
         others = {name: leaf.repeat_interleave(2, 0) for name, leaf in named.items()}
-        found |= watch.two_calls(kind.apply, (named, (places, *more)), (others, (theirs, *more)))
+        found |= watch.overlapping_calls(kind.apply, (named, (places, *more)), (others, (theirs, *more)))
     return found
 
 

@@ -160,7 +160,7 @@ def _exchange(given: tuple[Tensor, list[int], list[int], bool], kind: Any, watch
     rows_SH, sent, received, twice = given
     if twice:
         more = {"rows": torch.cat((rows_SH, rows_SH))}, ([2 * one for one in sent], [2 * one for one in received])
-        found |= watch.two_calls(kind.apply, ({"rows": rows_SH}, (sent, received)), more)
+        found |= watch.overlapping_calls(kind.apply, ({"rows": rows_SH}, (sent, received)), more)
     return {"the out of each all-to-all": "not contiguous" if watch.scattered else "contiguous"} | found
 
 

@@ -264,7 +264,9 @@ def _both_passes(own: tuple[int, list[Tensor]], kind: Any, watch: Watch) -> dict
         out.backward(grad)
     found = gradients(named := dict(zip("qkv", leaves, strict=True)))
     if len(grad[0]) < 100:  # more take a second, and show nothing else
-        found |= watch.two_calls(kind.apply, (named, (tile,)), ({name: one[:, 1:] for name, one in named.items()}, (tile,)))
+        found |= watch.overlapping_calls(
+            kind.apply, (named, (tile,)), ({name: one[:, 1:] for name, one in named.items()}, (tile,))
+        )
     return found | {
         "the output": plain(out),
         _CHANGED: not all(map(torch.equal, (x.detach() for x in leaves), before)),

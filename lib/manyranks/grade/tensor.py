@@ -102,7 +102,7 @@ def _both(own: tuple[Case, list[Tensor], list[Tensor]], function: Callable, watc
     found |= {f"the gradient of tensor {i}": gradient(leaf) for i, leaf in enumerate(leaves) if leaf.requires_grad}
     if case.twice:
         pair = ({"a tensor": leaves[0]}, (group,)), ({"a tensor": leaves[-1]}, (alone,))
-        found |= watch.two_calls(lambda x, group: function([x], group)[0], *pair)
+        found |= watch.overlapping_calls(lambda x, group: function([x], group)[0], *pair)
     return {"the gradient that backward was given": given.untouched(ups, given_ups)} | found
 
 
@@ -204,7 +204,7 @@ def _cross_entropy(own: tuple[Case, Tensor, Tensor, float], function: Callable, 
     found[given.COLLECTIVES] = seen.collectives
     if case.twice:
         also = {"logits": logits[2:]}, (targets[2:], z, group)
-        found |= watch.two_calls(function, ({"logits": logits}, (targets, z, group)), also)
+        found |= watch.overlapping_calls(function, ({"logits": logits}, (targets, z, group)), also)
     return before | found | gradients({"logits": logits})
 
 
@@ -264,7 +264,7 @@ def _block(own: tuple[Case, list[given.WholeBlock], Tensor, Tensor], kind: Calla
     found |= given.through(module, parameters, {"x": x}, watch, up, (1,), also)
     before, own_only, all_of_them = watch.held[-3:]
     if case.twice:
-        found |= watch.two_calls(module, ({"x": x}, (1,)), ({"x": x[1:]}, (1,)))
+        found |= watch.overlapping_calls(module, ({"x": x}, (1,)), ({"x": x[1:]}, (1,)))
     return found | {_KEPT: max(0, all_of_them - own_only - (own_only - before))}
 
 

@@ -84,9 +84,9 @@ def _undefined(load):
 
     def create_masked_load(self, pointers, mask, other, *rest):
         dtype = pointers.get_element_ty()
-        kept, numbers = _get_np_dtype(dtype), {np.uint16: 0x7FC0}  # of bfloat16, kept as its bits
         if other is None and dtype.is_floating() and dtype.primitive_bitwidth > 8:
-            other = TensorHandle(np.full(pointers.data.shape, numbers.get(kept, np.nan), kept), dtype)
+            nan = 0x7FC0 if dtype == tl.bfloat16 else np.nan  # bfloat16 is kept as its bits
+            other = TensorHandle(np.full(pointers.data.shape, nan, _get_np_dtype(dtype)), dtype)
         return load(self, pointers, mask, other, *rest)
 
     return create_masked_load

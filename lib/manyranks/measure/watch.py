@@ -135,7 +135,7 @@ class Watch(Journal):
             counts.append(self._memory.live_bytes())
         self.held.append(min(counts) + others)
 
-    def two_calls(self, function: Callable, *calls: tuple[dict[str, torch.Tensor], tuple]) -> dict[str, torch.Tensor]:
+    def overlapping_calls(self, function: Callable, *calls: tuple[dict[str, torch.Tensor], tuple]) -> dict[str, torch.Tensor]:
         """Makes both calls, and the first once more with halves, before their backwards: in this order, then in reverse.
 
         calls: of each, the leaves by name, of which copies are made, and what the function gets after them

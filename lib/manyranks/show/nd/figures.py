@@ -337,9 +337,8 @@ def _label_of_step(row: Neighbor, first: Neighbor) -> str:
     same = "" if row is first else " (as long)"
     change = f" ({row.slower:+.0%})".replace("-", "−") if abs(row.slower) >= _SAME else same
     size, again = written(row.time, row.peak.total).partition("|")[2], row.plan.recompute
-    told = again != first.plan.recompute and not size.endswith(
-        ("!", "?")
-    )  # what doesn't fit has no room for more words, either
+    # What doesn't fit has no room for more words, either
+    told = again != first.plan.recompute and not size.endswith(("!", "?"))
     said = {"none": "", "full": ", recompute full"}.get(again, f", {again}") if told else ""
     return f"{units.duration(row.time.seconds)}{change}|{size}{said}"
 
